@@ -178,7 +178,7 @@ pub trait Store: Send + Sync + 'static {
     /// Returns the [`Remote`] that this store is, or that it contains: its deadline, its policy and
     /// the refusals that it knows then hold for a charge as a whole, also if the lines of one are
     /// charged one after the other. By default, `None`.
-    fn remote(&self) -> Option<&Remote> {
+    fn remote(&self) -> Option<Remote> {
         None
     }
 
@@ -222,7 +222,7 @@ macro_rules! forward_store {
                 $store.server(scope, key)
             }
 
-            fn remote(&$this) -> Option<&$crate::store::Remote> {
+            fn remote(&$this) -> Option<$crate::store::Remote> {
                 $store.remote()
             }
 
@@ -235,8 +235,6 @@ macro_rules! forward_store {
 
 forward_store!([S: Store + ?Sized] Arc<S>, self => (**self));
 forward_store!([S: Store + ?Sized] Box<S>, self => (**self));
-#[cfg(feature = "redis")]
-pub(crate) use forward_store;
 
 impl fmt::Debug for dyn Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

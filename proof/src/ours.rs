@@ -223,7 +223,7 @@ impl tower_fixed_window::store::Store for InOrder {
         self.0.fault_domain(scope, key)
     }
 
-    fn remote(&self) -> Option<&Remote> {
+    fn remote(&self) -> Option<Remote> {
         self.0.remote()
     }
 }

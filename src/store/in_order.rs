@@ -13,7 +13,6 @@ use super::Store;
 use super::adjust::Adjust;
 use super::charge::{Charge, OwnedCharge};
 use super::error::StoreError;
-use super::remote::Remote;
 use super::reply::Reply;
 use crate::decision::{Decision, Merging};
 use crate::timer::{Instant, Sleep};
@@ -62,7 +61,7 @@ struct SequentialCharge {
 
 impl SequentialCharge {
     fn new(store: Arc<dyn Store>, charge: OwnedCharge) -> Self {
-        let deadline = store.remote().and_then(Remote::ends_within);
+        let deadline = store.remote().and_then(|remote| remote.ends_within());
         let ends = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
         let (passed, in_flight, returning) = Default::default();
         Self { store, charge, ends, passed, in_flight, returning }

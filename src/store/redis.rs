@@ -11,17 +11,15 @@ use redis::cluster_async::{ClusterConnection, Connect};
 use redis::{Client, IntoConnectionInfo, RedisResult};
 
 use super::account::Account;
-use super::adjust::Adjust;
 use super::charge::Charge;
-use super::error::{OnStoreFailure, StoreError};
-use super::memory::MemoryStore;
+#[cfg(feature = "testing")]
+use super::error::OnStoreFailure;
+use super::error::StoreError;
 use super::remote::Remote;
-use super::reply::Reply;
 use super::scope::Scope;
-use super::{Store, forward_store};
+
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
-use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
 
@@ -36,7 +34,7 @@ use calls::{Calls, address_error};
 #[cfg(feature = "redis-sentinel")]
 use connect::first_success;
 use connect::{install_tls_provider, open, server_name, with_keepalive};
-use link::{Origin, Servers};
+use link::Origin;
 use script::Commands;
 
 #[cfg(feature = "redis-sentinel")]
@@ -120,10 +118,12 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// assert!(store.fallback().is_empty());
 /// # let _ = login; Ok(()) }
 /// ```
+pub type RedisStore = Remote<Redis>;
+
+/// What can be set of a [`RedisStore`] only.
 #[derive(Clone)]
-pub struct RedisStore {
+pub struct Redis {
     calls: Calls,
-    remote: Remote,
     /// The server and the number of its database, if the app has given its address.
     database: Option<Arc<str>>,
 }
@@ -154,16 +154,18 @@ impl RedisStore {
     /// # let _ = store; } Ok(()) }
     /// ```
     pub fn client(client: Client) -> Self {
-        let (servers, name) = (Servers::default(), server_name(&client));
+        let name = server_name(&client);
         let number = client.get_connection_info().redis_settings().db();
         let database = name.as_ref().map(|name| format!("{name}/{number}").into());
-        servers.set_only(name);
         let client = with_keepalive(&client);
-        let origin = Origin::connecting(move || {
+        let origin = Origin::connecting(move |_| {
             let client = client.clone();
             async move { open(&client?).await }
         });
-        Self { database, ..Self::from_origin(origin.with_servers(Arc::new(servers))) }
+        origin.servers.set_only(name);
+        let mut this = Self::from_origin(origin);
+        this.settings.database = database;
+        this
     }
 
     /// Creates a store that connects with a closure, for set-ups without a constructor here. The
@@ -190,7 +192,7 @@ impl RedisStore {
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::from_origin(Origin::connecting(move || {
+        Self::from_origin(Origin::connecting(move |_| {
             install_tls_provider();
             connect()
         }))
@@ -247,12 +249,10 @@ impl RedisStore {
                 address_error("no address of a Sentinel: write redis://host:26379/", error)
             })?;
         }
-        let (client, servers) = (Arc::new(client), Arc::<Servers>::default());
-        let of = Arc::clone(&servers);
-        let origin = Origin::connecting(move || {
+        Ok(Self::from_origin(Origin::connecting(move |servers| {
             install_tls_provider();
             let masters = sentinels.iter().map(|sentinel| {
-                let (client, servers) = (client(sentinel.clone()), Arc::clone(&of));
+                let (client, servers) = (client(sentinel.clone()), Arc::clone(&servers));
                 async move {
                     let master = with_keepalive(&client?.async_get_client().await?)?;
                     servers.set_only(server_name(&master));
@@ -260,8 +260,7 @@ impl RedisStore {
                 }
             });
             first_success(masters.collect::<Vec<_>>(), NO_SENTINEL.into())
-        });
-        Ok(Self::from_origin(origin.with_servers(servers)))
+        })))
     }
 
     /// Creates a store for a simulated cluster. `open` has how long to wait for a connection, if
@@ -298,22 +297,22 @@ impl RedisStore {
         R: Future<Output = RedisResult<ClusterConnection<C>>> + Send + 'static,
         C: ConnectionLike + Connect + Clone + Send + Sync + Unpin + 'static,
     {
-        let (open, servers) = (Arc::new(open), Arc::<Servers>::default());
-        let of = Arc::clone(&servers);
-        let connect = move |asks| cluster::connect(Arc::clone(&open), asks, Arc::clone(&of));
-        Self::from_origin(Origin::sharded(connect).with_servers(servers)).one_by_one()
+        let open = Arc::new(open);
+        let connect = move |asks, servers| cluster::connect(Arc::clone(&open), asks, servers);
+        Self::from_origin(Origin::sharded(connect)).one_by_one()
     }
 
-    fn from_origin(source: Origin) -> Self {
-        let calls = Calls::new(source);
-        let remote = Remote::reporting(calls.clone(), Arc::clone(calls.breaker()));
-        Self { calls, remote, database: None }
+    fn from_origin(origin: Origin) -> Self {
+        let breaker = Arc::clone(&origin.breaker);
+        let calls = Calls::new(origin);
+        Self::in_time(calls.in_time(), breaker, Redis { calls, database: None })
     }
 
     /// Changes how the same counts are called.
     fn with_calls(mut self, change: impl FnOnce(&mut Calls)) -> Self {
-        change(&mut self.calls);
-        Self { remote: self.remote.with_store(self.calls.clone()), ..self }
+        change(&mut self.settings.calls);
+        let in_time = self.settings.calls.in_time();
+        self.with_store(in_time)
     }
 
     /// Puts `prefix:` before every key, for servers that other apps use, too.
@@ -322,47 +321,14 @@ impl RedisStore {
     /// If the prefix contains a brace, which would change the slot in a cluster.
     #[must_use]
     #[track_caller]
-    pub fn prefix(mut self, prefix: &str) -> Self {
+    pub fn prefix(self, prefix: &str) -> Self {
         assert!(
             !prefix.contains(['{', '}']),
             "a prefix of keys has no braces: write .prefix(\"shop\") for keys like shop:tfw1:{{login:talice}}"
         );
-        self.calls.commands = Commands::new(&format!("{prefix}:"));
+        let this = self.with_calls(|calls| calls.commands = Commands::new(&format!("{prefix}:")));
         // Another prefix has other counters.
-        Self { remote: self.remote.with_other_counts(self.calls.clone()), ..self }
-    }
-
-    /// Sets how long a call waits for its answer before it fails. The default is 250 ms.
-    #[must_use]
-    pub fn deadline(self, deadline: Duration) -> Self {
-        let this = self.with_calls(|calls| calls.deadline = deadline);
-        Self { remote: this.remote.deadline(deadline), ..this }
-    }
-
-    /// Sets how long this process remembers a refusal, one second by default: see
-    /// [`Remote::remember_refusals`].
-    #[must_use]
-    pub fn remember_refusals(self, duration: Duration) -> Self {
-        Self { remote: self.remote.remember_refusals(duration), ..self }
-    }
-
-    /// Sets what happens to requests while Redis does not answer: see [`Remote::on_failure`].
-    ///
-    /// ```no_run
-    /// use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RedisStore};
-    ///
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?;
-    /// let search = Quota::per_minute(30).name("search").store(store.clone());
-    /// let search = FixedWindowLayer::new(search);
-    /// // No password is tried while Redis is down.
-    /// let store = store.on_failure(OnStoreFailure::Deny);
-    /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store));
-    /// # let _ = (search, login); Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn on_failure(self, policy: OnStoreFailure) -> Self {
-        Self { remote: self.remote.on_failure(policy), ..self }
+        this.with_other_counts()
     }
 
     /// Sends each decision in a call of its own, instead of sharing calls.
@@ -407,8 +373,8 @@ impl RedisStore {
             Key::from("RedisStore::ping"),
         );
         let account = Account::new(&scope, &quotas, &key);
-        let _ = self.calls.charge(Charge::new(account, 1)).await?;
-        self.calls.reset(&scope, &key).await
+        let _ = self.store().charge(Charge::new(account, 1)).await?;
+        self.store().reset(&scope, &key).await
     }
 
     /// Reads the time from a [`Clock`] instead of the server, and lets keys expire an hour late, so
@@ -418,23 +384,22 @@ impl RedisStore {
     pub fn clock(self, clock: impl Clock) -> Self {
         let this = self.with_calls(|calls| calls.clock = Some(Arc::new(clock)));
         // Remembered refusals would follow the server's clock.
-        let remote = this.remote.remember_refusals(Duration::ZERO);
-        let remote = remote.on_failure(OnStoreFailure::Deny);
-        Self { remote, ..this }
+        this.remember_refusals(Duration::ZERO).on_failure(OnStoreFailure::Deny)
     }
 
     /// Returns a text that stores share if these have the same counts, as far as that is known
     /// before they connect.
     pub(crate) fn identity(&self) -> String {
-        match &self.database {
-            Some(database) => format!("{database} {}", self.calls.commands.prefix()),
-            None => self.remote.address().to_string(),
+        match &self.settings.database {
+            Some(database) => format!("{database} {}", self.settings.calls.commands.prefix),
+            None => self.address().to_string(),
         }
     }
+}
 
-    /// Returns the memory that counts while Redis fails, for its metrics.
-    pub fn fallback(&self) -> &MemoryStore {
-        self.remote.fallback()
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Redis")
     }
 }
 
@@ -448,14 +413,6 @@ where
     /// [`RedisStore::new`] reconnects by itself.
     fn from(connection: C) -> Self {
         Self::from_origin(Origin::given(connection))
-    }
-}
-
-forward_store!([] RedisStore, self => self.remote);
-
-impl fmt::Debug for RedisStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore").field("deadline", &self.calls.deadline).finish_non_exhaustive()
     }
 }
 

@@ -22,9 +22,8 @@
 //! The nouns, those of the first line here and the others in the file of their name or of the one
 //! before them:
 //!
-//! - `Remote`: a handle. `Policy`: its settings, by which its limiters call the store. `Caller`:
-//!   makes the calls of a handle, and stands in (2, 3, 4). `Node`: the state that all handles of a
-//!   store have in common in this process.
+//! - `Remote`: a handle. `Caller`: has its settings, makes its calls, and stands in (2, 3, 4).
+//!   `Node`: the state that all handles of a store have in common in this process.
 //! - `Known`: a table of facts, and marks of keys that have changed (1, 3). `Fact`: a count as the
 //!   store last showed it, and until when it refuses. `Sent`: when a question was sent, and the
 //!   key's mark then.
@@ -58,6 +57,9 @@ mod outage;
 pub(super) use breaker::Breaker;
 use known::{Known, Sent};
 use outage::Outage;
+
+/// The deadline by default.
+const DEADLINE: Duration = Duration::from_millis(250);
 
 const UNREADABLE: &str = "a key of the rate limiter holds what is none of its counts, and requests \
     for it are answered without the store: something else writes to keys that begin with tfw1:, or \
@@ -101,44 +103,62 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 /// [S32]: crate::guide::semantics#stores
 /// [S33]: crate::guide::semantics#stores
 /// [S34]: crate::guide::semantics#stores
-pub struct Remote {
+pub struct Remote<S = ()> {
     caller: Arc<Caller>,
+    /// What the store lets its users set, beside what all have in common.
+    pub(super) settings: S,
 }
 
 impl Remote {
-    /// Returns a number that handles share if, and only if, these have the same counts.
-    pub(crate) fn address(&self) -> usize {
-        Arc::as_ptr(&self.caller.node).addr()
-    }
-
     /// Wraps a store, with a deadline of 250 ms and a fallback of a million entries.
     pub fn around(store: impl Store) -> Self {
-        let policy = Policy {
-            deadline: Some(Duration::from_millis(250)),
-            ends_itself: false,
+        Self::of_parts(Arc::new(store), Arc::default(), None, ())
+    }
+}
+
+impl<S> Remote<S> {
+    fn of_parts(
+        store: Arc<dyn Store>,
+        breaker: Arc<Breaker>,
+        in_time: Option<InTime>,
+        settings: S,
+    ) -> Self {
+        let caller = Caller {
+            store,
+            in_time,
+            node: Arc::new(Node::new(breaker)),
+            deadline: Some(DEADLINE),
             remember: 1_000,
             on_failure: OnStoreFailure::Local,
+            outage: Outage::default(),
         };
-        let node = Arc::new(Node::new(Arc::default()));
-        let (store, outage) = (Arc::new(store), Outage::default());
-        Self { caller: Arc::new(Caller { store, node, policy, outage }) }
+        Self { caller: Arc::new(caller), settings }
     }
 
     /// Returns another handle, whose outages are logged anew.
-    fn with(&self, change: impl FnOnce(&mut Caller)) -> Self {
-        let Caller { store, node, policy, .. } = &*self.caller;
-        let (store, node, policy) = (Arc::clone(store), Arc::clone(node), *policy);
-        let mut caller = Caller { store, node, policy, outage: Outage::default() };
+    fn with(self, change: impl FnOnce(&mut Caller)) -> Self {
+        let mut caller = Caller {
+            store: Arc::clone(&self.caller.store),
+            in_time: self.caller.in_time.clone(),
+            node: Arc::clone(&self.caller.node),
+            outage: Outage::default(),
+            ..*self.caller
+        };
         change(&mut caller);
-        Self { caller: Arc::new(caller) }
+        Self { caller: Arc::new(caller), ..self }
     }
 
-    /// Sets how long a call may take before the store is treated as failed (feature `tokio`, in a
-    /// tokio runtime). [`Duration::MAX`] is no deadline: the store itself ends its replies in time.
+    /// Sets how long a call may take before the store is treated as failed: 250 ms by default. For
+    /// a store of yours this needs the feature `tokio` and a tokio runtime, or [`Duration::MAX`],
+    /// which is no deadline: the store itself ends its replies in time.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
-        let deadline = (deadline < Duration::MAX).then_some(deadline);
-        self.with(|caller| caller.policy.deadline = deadline)
+        self.with(|caller| {
+            caller.deadline = (deadline < Duration::MAX).then_some(deadline);
+            if let Some(in_time) = &caller.in_time {
+                caller.store = in_time(deadline);
+            }
+        })
     }
 
     /// Sets how long this process remembers a refusal, which it then answers without a call: for
@@ -168,16 +188,42 @@ impl Remote {
     #[must_use]
     pub fn remember_refusals(self, duration: Duration) -> Self {
         let remember = duration.as_millis().try_into().unwrap_or(i64::MAX);
-        self.with(|caller| caller.policy.remember = remember)
+        self.with(|caller| caller.remember = remember)
     }
 
     /// Sets what happens to requests while the store fails. By default, this process enforces the
     /// same quotas in its memory (at most one further limit passes for each process). With
     /// [`Allow`](OnStoreFailure::Allow) and [`Deny`](OnStoreFailure::Deny), a
     /// [`Limiter`](crate::Limiter) returns the error.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "redis")]
+    /// use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RedisStore};
+    ///
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// # #[cfg(feature = "redis")]
+    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let store = RedisStore::new("redis://127.0.0.1/")?;
+    /// let search = Quota::per_minute(30).name("search").store(store.clone());
+    /// let search = FixedWindowLayer::new(search);
+    /// // No password is tried while Redis is down.
+    /// let store = store.on_failure(OnStoreFailure::Deny);
+    /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store));
+    /// # let _ = (search, login); Ok(()) }
+    /// ```
     #[must_use]
     pub fn on_failure(self, policy: OnStoreFailure) -> Self {
-        self.with(|caller| caller.policy.on_failure = policy)
+        self.with(|caller| caller.on_failure = policy)
+    }
+
+    /// Returns the memory that counts while the store fails.
+    pub fn fallback(&self) -> &MemoryStore {
+        &self.caller.node.fallback
+    }
+
+    /// Returns a number that handles have in common if, and only if, they have the same counts.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.caller.node).addr()
     }
 
     /// Returns the refusal of a charge that follows from known facts.
@@ -192,38 +238,39 @@ impl Remote {
 
     /// Returns how long a call may take, if that is bounded.
     pub(super) fn ends_within(&self) -> Option<Duration> {
-        self.caller.policy.deadline
-    }
-
-    /// Returns the memory that counts while the store fails.
-    pub fn fallback(&self) -> &MemoryStore {
-        &self.caller.node.fallback
+        self.caller.deadline
     }
 }
 
-/// For a store that ends its calls itself, and reports them to a breaker.
+/// Makes a store that ends its calls by a deadline itself, and reports them to the breaker.
+pub(super) type InTime = Arc<dyn Fn(Duration) -> Arc<dyn Store> + Send + Sync>;
+
 #[cfg(feature = "redis")]
-impl Remote {
-    pub(super) fn reporting(store: impl Store, breaker: Arc<Breaker>) -> Self {
-        Self::around(store).with(|caller| {
-            caller.node = Arc::new(Node::new(breaker));
-            caller.policy.ends_itself = true;
+impl<S> Remote<S> {
+    pub(super) fn in_time(in_time: InTime, breaker: Arc<Breaker>, settings: S) -> Self {
+        let store = in_time(DEADLINE);
+        Self::of_parts(store, breaker, Some(in_time), settings)
+    }
+
+    /// Changes how the same counts are called.
+    pub(super) fn with_store(self, in_time: InTime) -> Self {
+        self.with(|caller| {
+            caller.store = in_time(caller.deadline.unwrap_or(Duration::MAX));
+            caller.in_time = Some(in_time);
         })
     }
 
-    /// Returns a handle of the same counts, which calls them by another store.
-    pub(super) fn with_store(self, store: impl Store) -> Self {
-        self.with(|caller| caller.store = Arc::new(store))
+    /// Returns a handle of other counts, under the same breaker.
+    pub(super) fn with_other_counts(self) -> Self {
+        self.with(|caller| caller.node = Arc::new(Node::new(Arc::clone(&caller.node.breaker))))
     }
 
-    /// Returns a handle of other counts, under the same breaker.
-    pub(super) fn with_other_counts(self, store: impl Store) -> Self {
-        let node = Node::new(Arc::clone(&self.caller.node.breaker));
-        self.with(|caller| (caller.store, caller.node) = (Arc::new(store), Arc::new(node)))
+    pub(super) fn store(&self) -> &dyn Store {
+        &*self.caller.store
     }
 }
 
-impl Store for Remote {
+impl<S: Send + Sync + 'static> Store for Remote<S> {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         let sent = match self.caller.look_up(&charge) {
             Ok(refusal) => return Reply::now(refusal),
@@ -239,7 +286,7 @@ impl Store for Remote {
                     answer => answer?,
                 };
             for (place, (line, sent)) in charge.each().zip(sent).enumerate() {
-                let remember = caller.policy.remember;
+                let remember = caller.remember;
                 caller.node.known.note(place, &line, &mut decision, sent, remember);
             }
             Ok(decision)
@@ -288,8 +335,8 @@ impl Store for Remote {
         self.caller.store.is_shared()
     }
 
-    fn remote(&self) -> Option<&Remote> {
-        Some(self)
+    fn remote(&self) -> Option<Remote> {
+        Some(Remote { caller: Arc::clone(&self.caller), settings: () })
     }
 
     fn now_ms(&self) -> u64 {
@@ -297,15 +344,20 @@ impl Store for Remote {
     }
 }
 
-impl Clone for Remote {
+impl<S: Clone> Clone for Remote<S> {
     fn clone(&self) -> Self {
-        self.with(|_| {})
+        let Self { caller, settings } = self;
+        Self { caller: Arc::clone(caller), settings: settings.clone() }.with(|_| {})
     }
 }
 
-impl fmt::Debug for Remote {
+impl<S> fmt::Debug for Remote<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remote").field("fallback", self.fallback()).finish_non_exhaustive()
+        let (deadline, fallback) = (self.ends_within(), self.fallback());
+        f.debug_struct("Remote")
+            .field("deadline", &deadline)
+            .field("fallback", fallback)
+            .finish_non_exhaustive()
     }
 }
 
@@ -323,47 +375,39 @@ impl Node {
     }
 }
 
-/// The settings by which a handle calls its store.
-#[derive(Clone, Copy)]
-struct Policy {
-    /// How long a call may take, if that is known.
+/// Makes the calls of a handle.
+struct Caller {
+    store: Arc<dyn Store>,
+    /// Makes the store anew for another deadline, if it keeps deadlines itself.
+    in_time: Option<InTime>,
+    node: Arc<Node>,
+    /// How long a call may take, if that is bounded.
     deadline: Option<Duration>,
-    /// The store ends its calls by the deadline itself, and reports them to the breaker.
-    ends_itself: bool,
     /// How long refusals are remembered, in milliseconds.
     remember: i64,
     on_failure: OnStoreFailure,
+    outage: Outage,
 }
 
-impl Policy {
+impl Caller {
     /// Returns how requests are answered while the store fails.
-    fn meanwhile(self) -> Meanwhile {
+    fn meanwhile(&self) -> Meanwhile {
         match self.on_failure {
             OnStoreFailure::Local => Meanwhile::Local,
             OnStoreFailure::Allow => Meanwhile::Allow,
             OnStoreFailure::Deny => Meanwhile::Deny,
         }
     }
-}
 
-/// Makes the calls of a handle.
-struct Caller {
-    store: Arc<dyn Store>,
-    node: Arc<Node>,
-    policy: Policy,
-    outage: Outage,
-}
-
-impl Caller {
     /// Returns the refusal of a charge by those of its lines that known facts refuse, else what to
     /// note the answer with, for each line.
     fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Vec<Sent>> {
-        if charge.is_peek() || self.policy.remember == 0 {
+        if charge.is_peek() || self.remember == 0 {
             return Err(Vec::new());
         }
         let (mut refusals, mut all_sent) = (None, Vec::with_capacity(charge.len()));
         for (place, line) in charge.each().enumerate() {
-            match self.node.known.look(&line, self.policy.remember) {
+            match self.node.known.look(&line, self.remember) {
                 Ok(refusal) => {
                     let new = || Merging::new(charge.lines().len());
                     refusals.get_or_insert_with(new).push_at(place, refusal);
@@ -377,10 +421,10 @@ impl Caller {
     /// Answers in place of the store, which gave this error.
     fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
         for (account, _) in charge.lines().filter(|_| !charge.is_peek()) {
-            account.scope().observe().without_store(self.policy.meanwhile());
+            account.scope().observe().without_store(self.meanwhile());
             self.outage.count_answer_without();
         }
-        match self.policy.on_failure {
+        match self.on_failure {
             OnStoreFailure::Local => self.node.fallback.charge(charge).map(Decision::into_local),
             policy @ (OnStoreFailure::Allow | OnStoreFailure::Deny) => {
                 Reply::failed(error.under(policy))
@@ -395,7 +439,7 @@ impl Caller {
         key: &Key,
         ask: impl FnOnce(&dyn Store) -> Reply<T>,
     ) -> Result<T, StoreError> {
-        let Policy { deadline, ends_itself, .. } = self.policy;
+        let (deadline, ends_itself) = (self.deadline, self.in_time.is_some());
         let domain = self.store.fault_domain(scope, key);
         let in_flight = self.node.breaker.begin_call(domain, deadline)?;
         let timing = scope.observe().store_is_called();
@@ -418,7 +462,7 @@ impl Caller {
             Err(error) if !error.is_apart() => {
                 if self.outage.note_failure(domain, error) {
                     let server = self.store.server(scope, key);
-                    scope.observe().store_fails(self.policy.meanwhile(), server.as_deref(), error);
+                    scope.observe().store_fails(self.meanwhile(), server.as_deref(), error);
                 }
             }
             _ => {

@@ -97,7 +97,7 @@ macro_rules! forward_to_remote {
                 $to.is_shared()
             }
 
-            fn remote(&$this) -> Option<&tower_fixed_window::store::Remote> {
+            fn remote(&$this) -> Option<tower_fixed_window::store::Remote> {
                 $to.remote()
             }
 

@@ -1,6 +1,7 @@
 //! Calls of the server, which decisions share, and which end in time (S32): [`Calls`].
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,17 +11,15 @@ use tokio::time::Instant;
 use super::connect::NEVER;
 use super::link::{Link, Origin};
 use super::script::{Answer, Commands};
-#[cfg(feature = "testing")]
 use crate::clock::{Clock, SystemClock};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::store::Store;
-#[cfg(feature = "testing")]
 use crate::store::account::instant;
 use crate::store::adjust::Adjust;
 use crate::store::charge::Charge;
 use crate::store::error::StoreError;
-use crate::store::remote::Breaker;
+use crate::store::remote::InTime;
 use crate::store::reply::Reply;
 use crate::store::scope::Scope;
 use crate::sync::{self, AtEnd};
@@ -33,9 +32,6 @@ pub(super) use failure::address_error;
 use failure::unexpected_answer;
 use gather::{Gather, Question};
 
-/// The default deadline of a call.
-const DEADLINE: Duration = Duration::from_millis(250);
-
 /// The server's counters, by calls that end in time and report to the breaker.
 #[derive(Clone)]
 pub(super) struct Calls {
@@ -43,35 +39,30 @@ pub(super) struct Calls {
     /// `true` if decisions don't share calls.
     pub(super) one_by_one: bool,
     pub(super) commands: Commands,
-    pub(super) deadline: Duration,
-    #[cfg(feature = "testing")]
+    deadline: Duration,
+    /// The clock of a test, in place of the server's.
     pub(super) clock: Option<Arc<dyn Clock>>,
 }
 
 impl Calls {
-    pub(super) fn new(source: Origin) -> Self {
+    pub(super) fn new(origin: Origin) -> Self {
         Self {
-            runtimes: Runtimes::new(source),
+            runtimes: Runtimes::new(origin),
             one_by_one: false,
             commands: Commands::new(""),
-            deadline: DEADLINE,
-            #[cfg(feature = "testing")]
+            deadline: Duration::MAX,
             clock: None,
         }
     }
 
-    pub(super) fn breaker(&self) -> &Arc<Breaker> {
-        &self.runtimes.origin.breaker
+    /// Returns the same counters, with any deadline.
+    pub(super) fn in_time(&self) -> InTime {
+        let calls = self.clone();
+        Arc::new(move |deadline| Arc::new(Self { deadline, ..calls.clone() }))
     }
 
-    #[cfg(feature = "testing")]
     fn now(&self) -> Option<i64> {
         self.clock.as_ref().map(|clock| instant(clock.now_ms()))
-    }
-
-    #[cfg(not(feature = "testing"))]
-    fn now(&self) -> Option<i64> {
-        None
     }
 
     /// Sends a question, and once more if the boundaries of calendars were not around the server's
@@ -81,14 +72,14 @@ impl Calls {
         let until = now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER);
         let answer = self.send_once(question(), until).await?;
         let Some(time) = answer.time_outside() else { return Ok(answer) };
-        self.commands.correct_time(time);
+        self.commands.calendars.correct_time(time);
         self.send_once(question(), until).await
     }
 
     /// Sends a question, in a call with concurrent decisions if calls are shared.
     async fn send_once(&self, mut asked: Question, until: Instant) -> Result<Answer, StoreError> {
         let gather = self.runtimes.current_gather()?;
-        if !self.one_by_one && !gather.is_one_by_one() {
+        if !self.one_by_one && !gather.one_by_one.load(Relaxed) {
             match Arc::clone(&gather).send_shared(asked, until).await {
                 Ok(answer) => return answer,
                 Err(question) => asked = question,
@@ -118,7 +109,7 @@ impl Store for Calls {
 
     fn charges_together(&self) -> bool {
         let gather = self.runtimes.current_gather();
-        !(self.one_by_one || gather.is_ok_and(|gather| gather.is_one_by_one()))
+        !(self.one_by_one || gather.is_ok_and(|gather| gather.one_by_one.load(Relaxed)))
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
@@ -136,12 +127,11 @@ impl Store for Calls {
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let (this, key) = (self.unshared(), self.commands.key(scope, key));
         Reply::later(async move {
-            let answer = this.ask_server(|| vec![Commands::reset(&key)]).await;
+            let answer = this.ask_server(|| vec![redis::cmd("DEL").arg(&key).take()]).await;
             answer.map(|_| ())
         })
     }
 
-    #[cfg(feature = "testing")]
     fn now_ms(&self) -> u64 {
         self.clock.as_ref().map_or_else(|| SystemClock.now_ms(), |clock| clock.now_ms())
     }

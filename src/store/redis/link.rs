@@ -35,7 +35,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use super::connect::{NEVER, silence};
-use crate::store::remote::Breaker;
+use crate::store::error::StoreError;
 
 mod origin;
 mod shards;
@@ -83,11 +83,6 @@ impl Link {
         }
     }
 
-    /// Returns the breaker, which counts failed calls.
-    pub(super) fn breaker(&self) -> &Arc<Breaker> {
-        &self.upkeep.origin.breaker
-    }
-
     /// Returns the number of the shard that has the key: a hash of its server's address.
     pub(super) fn fault_domain(&self) -> u64 {
         self.upkeep.status.borrow().shards.shard_of(self.key.as_deref()).node
@@ -97,12 +92,11 @@ impl Link {
     /// `patience` after the loss; later, fails at once, while a task connects.
     pub(super) async fn get_connection(&self, patience: Duration) -> RedisResult<Connection> {
         let patience = patience.min(NEVER).as_millis() as u64;
-        let mut changes = None;
+        let mut changes = None::<watch::Receiver<Status>>;
         loop {
             match (self.try_get(patience)?, &mut changes) {
                 (Ok(connection), _) => return Ok(connection),
                 (Err(until), Some(changes)) => {
-                    let changes: &mut watch::Receiver<Status> = changes;
                     let _ = timeout_at(until, changes.changed()).await;
                 }
                 // Look once more with the subscription, so that no change is missed.
@@ -170,47 +164,6 @@ impl Link {
         Err(status.error.clone().unwrap_or_else(silence))
     }
 
-    /// Notes the outcome of a call: an answer, an error, or `None` if no answer came.
-    pub(super) fn report_outcome<T>(
-        &self,
-        over: &Connection,
-        outcome: Option<Result<&T, &RedisError>>,
-    ) {
-        let (upkeep, &Connection { made, at, .. }) = (&self.upkeep, over);
-        let (now, sharded) = (upkeep.origin.now(), upkeep.origin.sharded);
-        let mut health = Arc::clone(&over.health);
-        if sharded {
-            let status = upkeep.status.borrow();
-            // Slots may have moved since.
-            if status.made == made {
-                health = Arc::clone(status.shards.shard_of(self.key.as_deref()));
-            }
-        }
-        let health = &health;
-        match outcome {
-            // A closed connection can be replaced at once.
-            Some(Err(error)) if error.is_io_error() => self.mark_silent(made, health, now),
-            // A server that refuses calls can't: callers get the error.
-            Some(Err(error)) if needs_replacement(error) => {
-                if is_from_replica(error) {
-                    health.led_to_replica.store(true, Relaxed);
-                }
-                if self.mark_lost(made, health, 0) {
-                    let error = Some(error.clone());
-                    upkeep.status.send_modify(|status| status.error = error);
-                }
-            }
-            Some(answer) => health.note_answer(now, answer.is_ok()),
-            // No call was answered since this one was sent: more than this one is late.
-            None if health.answered_at.load(Relaxed) <= at => self.mark_silent(made, health, at),
-            // Another shard may have answered since, if slots have moved.
-            None if sharded && health.check_ends.load(Relaxed) <= now => {
-                self.start_check(health, Some(at));
-            }
-            None => {}
-        }
-    }
-
     /// Starts a task that tests a shard. `sent`: when a call was sent that has failed, if one has.
     fn start_check(&self, health: &Health, sent: Option<u64>) {
         let status = self.upkeep.status.borrow();
@@ -250,6 +203,7 @@ pub(super) struct Connection {
     health: Arc<Health>,
     /// The connection before led to a replica: if this one does, the next one may, too.
     after_replica: bool,
+    /// When it was handed out.
     at: u64,
     /// The longest that its callers wait, in milliseconds.
     patience: u64,
@@ -258,11 +212,6 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Returns when the connection was handed out.
-    pub(super) fn handed_out_at(&self) -> Instant {
-        self.link.upkeep.origin.instant(self.at)
-    }
-
     pub(super) async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let (upkeep, health) = (&*self.link.upkeep, &*self.health);
         let start = Instant::now();
@@ -289,6 +238,50 @@ impl Connection {
             upkeep.origin.note_answer(now);
         }
         answer
+    }
+
+    /// Notes the outcome of a call: an answer, an error, or `None` if no answer came.
+    pub(super) fn report_outcome<T>(&self, outcome: Option<Result<&T, &RedisError>>) {
+        let Self { link, made, at, .. } = self;
+        let (upkeep, made, at) = (&link.upkeep, *made, *at);
+        let (now, sharded) = (upkeep.origin.now(), upkeep.origin.sharded);
+        let mut health = Arc::clone(&self.health);
+        if sharded {
+            let status = upkeep.status.borrow();
+            // Slots may have moved since.
+            if status.made == made {
+                health = Arc::clone(status.shards.shard_of(link.key.as_deref()));
+            }
+        }
+        let health = &health;
+        match outcome {
+            // A closed connection can be replaced at once.
+            Some(Err(error)) if error.is_io_error() => link.mark_silent(made, health, now),
+            // A server that refuses calls can't: callers get the error.
+            Some(Err(error)) if needs_replacement(error) => {
+                if is_from_replica(error) {
+                    health.led_to_replica.store(true, Relaxed);
+                }
+                if link.mark_lost(made, health, 0) {
+                    let error = Some(error.clone());
+                    upkeep.status.send_modify(|status| status.error = error);
+                }
+            }
+            Some(answer) => health.note_answer(now, answer.is_ok()),
+            // No call was answered since this one was sent: more than this one is late.
+            None if health.answered_at.load(Relaxed) <= at => link.mark_silent(made, health, at),
+            // Another shard may have answered since, if slots have moved.
+            None if sharded && health.check_ends.load(Relaxed) <= now => {
+                link.start_check(health, Some(at));
+            }
+            None => {}
+        }
+    }
+
+    /// Reports an answer to the breaker.
+    pub(super) fn report_answer<T>(&self, answer: &Result<T, StoreError>) {
+        let origin = &self.link.upkeep.origin;
+        origin.breaker.report_answer(self.health.node, Some(origin.instant(self.at)), answer);
     }
 
     /// Returns the connection for calls that don't count for the shard's health.

@@ -3,10 +3,7 @@
 use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
-use redis::{
-    Arg, Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, ServerErrorKind, Value,
-    cmd,
-};
+use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value, cmd};
 
 use crate::decision::Decision;
 use crate::quota::{Anchor, Quotas, Span};
@@ -70,12 +67,6 @@ pub(super) fn args_from(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item 
     all.map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
 }
 
-/// Returns whether a call was refused because the server does not have its script. Nothing was done
-/// then.
-pub(super) fn is_missing(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
 /// Returns the key of a call: of a script, or of a plain command.
 pub(super) fn key_of(call: &Cmd) -> &[u8] {
     let script = args_from(call, 0).next() == Some(b"EVALSHA");
@@ -116,19 +107,15 @@ impl Answer {
     }
 
     fn plain(micros: i64, used: i64) -> RedisResult<Self> {
-        match IN_SCRIPTS.contains(&micros) && IN_SCRIPTS.contains(&used) {
-            true => Ok(Self::Plain(micros / 1_000, used)),
-            false => Err(unexpected_answer()),
-        }
+        let is_exact = IN_SCRIPTS.contains(&micros) && IN_SCRIPTS.contains(&used);
+        is_exact.then_some(Self::Plain(micros / 1_000, used)).ok_or_else(unexpected_answer)
     }
 
     fn general(array: Value) -> RedisResult<Self> {
         let numbers = Vec::<Option<i64>>::from_redis_value(array);
-        let numbers = numbers.map_err(|_| unexpected_answer())?;
-        match numbers.iter().flatten().all(|number| IN_SCRIPTS.contains(number)) {
-            true => Ok(Self::General(numbers)),
-            false => Err(unexpected_answer()),
-        }
+        let are_exact =
+            |numbers: &Vec<_>| numbers.iter().flatten().all(|number| IN_SCRIPTS.contains(number));
+        numbers.ok().filter(are_exact).map(Self::General).ok_or_else(unexpected_answer)
     }
 
     /// Returns the server's time if nothing was done because the boundaries of calendars were not
@@ -312,23 +299,23 @@ mod tests {
                     decide(Answer::plain(micros, used));
                 }
             }
-            let calendar = text.contains("month");
-            for (now, taken) in [(NOW, 2), (NOW, -1), (NOW, 0), (MAX, 2), (-MAX, -1)] {
-                for start in &some {
-                    for used in &some {
-                        for until in &some {
-                            for end in if calendar { &some[..] } else { &some[..1] } {
-                                let more = [*end, Some(1)];
-                                let more = if calendar { &more[..] } else { &[] };
-                                let all = [&[Some(now), Some(taken), *start, *used, *until], more];
-                                let value =
-                                    |number: Option<i64>| number.map_or(Value::Nil, Value::Int);
-                                let all = all.concat().into_iter().map(value).collect();
-                                decide(Answer::general(Value::Array(all)));
-                            }
-                        }
-                    }
+            let more = if text.contains("month") { &some[..] } else { &[] };
+            let times = [(NOW, 2), (NOW, -1), (NOW, 0), (MAX, 2), (-MAX, -1)];
+            for case in 0..times.len() * some.len().pow(3) * more.len().max(1) {
+                let mut rest = case;
+                let mut next = |count: usize| {
+                    let i = rest % count;
+                    rest /= count;
+                    i
+                };
+                let (now, taken) = times[next(times.len())];
+                let mut all = vec![Some(now), Some(taken)];
+                all.extend([(); 3].map(|()| some[next(some.len())]));
+                if !more.is_empty() {
+                    all.extend([more[next(more.len())], Some(1)]);
                 }
+                let value = |number: Option<i64>| number.map_or(Value::Nil, Value::Int);
+                decide(Answer::general(Value::Array(all.into_iter().map(value).collect())));
             }
         }
         assert!(decided > 100, "{decided} answers are decisions");

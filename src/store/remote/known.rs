@@ -7,7 +7,6 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-#[cfg(not(tfw_sim))]
 use std::time::Duration;
 
 use super::super::account::Account;
@@ -69,7 +68,6 @@ pub(super) struct Sent {
 }
 
 impl Default for Known {
-    /// Nothing yet.
     fn default() -> Self {
         let (shards, buckets) = shares(MAX_FACTS);
         Self {
@@ -99,9 +97,15 @@ impl Known {
         let facts = self.of(account.scope, account.key);
         let (seen, sent) = (facts.refusing(charge, remember), self.sent(&facts));
         drop(facts);
-        let refusal = seen.and_then(|(states, now)| refusal(charge, states, now)).ok_or(sent)?;
+        let (states, now) = seen.ok_or(sent)?;
+        let windows: [_; Quotas::MAX] =
+            account.windows(|i, quota| account.window(now.start, quota, |_| states[i]));
+        let (decision, _) = charge.decide_line(now.start, &windows);
+        if holds_until(charge, &decision).is_none_or(|until| until <= now.end) {
+            return Err(sent);
+        }
         account.scope().observe().refused_from_memory();
-        Ok(refusal)
+        Ok(decision)
     }
 
     fn sent(&self, facts: &Facts<'_>) -> Sent {
@@ -151,7 +155,11 @@ impl Known {
 
     /// Forgets all counts of a key, also those of answers on their way.
     pub(super) fn reset(&self, scope: &Scope, key: &Key) {
-        self.change(scope, key).clear();
+        let mut facts = self.change(scope, key);
+        let hash = facts.hash;
+        // They are looked for in the whole table: resets are rare.
+        let of_key = facts.table.entries_mut().filter(|entry| entry.payload.hash == hash);
+        of_key.for_each(|entry| *entry = Entry::default());
     }
 
     fn change(&self, scope: &Scope, key: &Key) -> Facts<'_> {
@@ -202,34 +210,14 @@ impl Facts<'_> {
         Some((states, self.now + least..self.now + most))
     }
 
-    /// Forgets all quotas. They are looked for in the whole table: resets are rare.
-    fn clear(&mut self) {
-        let of_key = |entry: &&mut Entry<Fact>| entry.payload.hash == self.hash;
-        self.table.entries_mut().filter(of_key).for_each(|entry| *entry = Entry::default());
-    }
-
     fn find(&self, quota: &Quota) -> Found {
         self.table.find(fingerprint(self.hash, quota), self.now, |_: &Slot| false)
     }
 }
 
-/// The refusal that follows from these states at this time.
-fn refusal(
-    charge: &Charge<'_>,
-    states: [Option<State>; Quotas::MAX],
-    now: Range<i64>,
-) -> Option<Decision> {
-    let account = charge.account();
-    let windows: [_; Quotas::MAX] =
-        account.windows(|i, quota| account.window(now.start, quota, |_| states[i]));
-    let (decision, _) = charge.decide_line(now.start, &windows);
-    let refused = holds_until(charge, &decision).is_some_and(|until| now.end < until);
-    refused.then_some(decision)
-}
-
 /// Until when a refusal is sure to be one, on the store's clock. `None`: it passed, or no count
-/// refuses it. A reservation that comes too late for one quota may pass once more is taken of that
-/// one.
+/// refuses it. A reservation can be refused because one quota would count it earlier than another
+/// one: it may pass when more tokens of the first are taken.
 fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
     match decision.retry_at_ms() {
         _ if decision.allowed() => None,
@@ -251,26 +239,25 @@ fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
 /// Measures time from its start on, in milliseconds, also while the machine sleeps.
 struct Stopwatch {
     since: Instant,
-    #[cfg(not(tfw_sim))]
     clocks: [Duration; 2],
 }
 
 impl Stopwatch {
+    /// A smaller difference of clocks may be the time between their readings.
+    const LEAST_SLEEP: Duration = Duration::from_millis(100);
+
     fn start() -> Self {
-        Self {
-            since: Instant::now(),
-            #[cfg(not(tfw_sim))]
-            clocks: asleep::clocks(),
-        }
+        Self { since: Instant::now(), clocks: clocks() }
     }
 
     /// The monotonic clock stands still while a machine is suspended, or a virtual one paused, so
     /// that time is added.
     fn elapsed(&self) -> Duration {
-        let elapsed = self.since.elapsed();
-        #[cfg(not(tfw_sim))]
-        let elapsed = elapsed + asleep::since(self.clocks);
-        elapsed
+        let ([awake, all], [awake_now, all_now]) = (self.clocks, clocks());
+        let all = all_now.saturating_sub(all);
+        let asleep = all.saturating_sub(awake_now.saturating_sub(awake));
+        let asleep = if asleep < Self::LEAST_SLEEP { Duration::ZERO } else { asleep };
+        self.since.elapsed() + asleep
     }
 
     fn now(&self) -> i64 {
@@ -291,40 +278,30 @@ impl Stopwatch {
     }
 }
 
-/// The time for which the machine was asleep, by the difference of two clocks.
-#[cfg(not(tfw_sim))]
-mod asleep {
-    use std::time::Duration;
+/// Returns the time by a clock that stands still while the machine sleeps, and by one that goes on.
+#[cfg(all(target_os = "linux", not(tfw_sim)))]
+fn clocks() -> [Duration; 2] {
+    use rustix::time::{ClockId, clock_gettime};
 
-    /// A smaller difference may be the time between the readings of the two clocks.
-    const LEAST: Duration = Duration::from_millis(100);
+    [ClockId::Monotonic, ClockId::Boottime].map(|clock| {
+        let time = clock_gettime(clock);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    })
+}
 
-    /// Returns the time by a clock that stands still meanwhile, and by one that goes on.
-    #[cfg(target_os = "linux")]
-    pub(super) fn clocks() -> [Duration; 2] {
-        use rustix::time::{ClockId, clock_gettime};
+/// The wall clock goes on. If it is set forward, refusals end early.
+#[cfg(not(any(target_os = "linux", tfw_sim)))]
+fn clocks() -> [Duration; 2] {
+    use std::sync::LazyLock;
+    use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-        [ClockId::Monotonic, ClockId::Boottime].map(|clock| {
-            let time = clock_gettime(clock);
-            Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-        })
-    }
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-    /// The wall clock goes on. If it is set forward, refusals end early.
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn clocks() -> [Duration; 2] {
-        use std::sync::LazyLock;
-        use std::time::{Instant, SystemTime, UNIX_EPOCH};
+    [START.elapsed(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()]
+}
 
-        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-        [START.elapsed(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()]
-    }
-
-    pub(super) fn since([awake, all]: [Duration; 2]) -> Duration {
-        let [awake_now, all_now] = clocks();
-        let all = all_now.saturating_sub(all);
-        let asleep = all.saturating_sub(awake_now.saturating_sub(awake));
-        if asleep < LEAST { Duration::ZERO } else { asleep }
-    }
+/// A simulated machine does not sleep.
+#[cfg(tfw_sim)]
+fn clocks() -> [Duration; 2] {
+    [Duration::ZERO; 2]
 }

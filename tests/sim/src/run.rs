@@ -613,7 +613,7 @@ impl Store for InOrder {
         self.0.fault_domain(scope, key)
     }
 
-    fn remote(&self) -> Option<&Remote> {
+    fn remote(&self) -> Option<Remote> {
         self.0.remote()
     }
 }

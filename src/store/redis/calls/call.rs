@@ -4,19 +4,21 @@
 //! callers, and ends whether or not they still wait. The question of a caller that is gone before
 //! the call is not sent.
 
-use std::borrow::Cow;
+use std::mem::take;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout_at};
 
-use super::super::link::is_from_replica;
-use super::super::link::{Connection, Link};
+use super::super::link::{Connection, Link, is_from_replica};
 use super::super::script::rights::{self, missing_command};
-use super::super::script::{self, Answer, MANY, MergedCall, ONE};
+use super::super::script::{Answer, MANY, MergedCall, ONE};
 use super::failure::{late_error, store_error, unsent_error};
 use super::gather::QueuedQuestion;
 use crate::store::error::StoreError;
+
+/// What a server answers that does not have the script of a call. Nothing was done then.
+const MISSING_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
 /// The answers, and how long they took if something was sent.
 type Answers = (Vec<RedisResult<Answer>>, Option<Duration>);
@@ -29,9 +31,8 @@ pub(crate) async fn call_server(
     mut batch: Vec<QueuedQuestion>,
     until: Instant,
 ) -> Result<Option<Duration>, Vec<QueuedQuestion>> {
-    let domain = link.fault_domain();
     let mut over = None;
-    let result = timeout_at(until, send_and_resend(link, domain, &mut over, &mut batch)).await.ok();
+    let result = timeout_at(until, send_and_resend(link, &mut over, &mut batch)).await.ok();
     let Some(over) = over else {
         let error = match result {
             Some(Err(error)) => store_error(error).unsent(),
@@ -42,26 +43,26 @@ pub(crate) async fn call_server(
     };
     let error = match result {
         Some(Ok((answers, took))) => {
-            answers.iter().for_each(|answer| link.report_outcome(&over, Some(answer.as_ref())));
+            answers.iter().for_each(|answer| over.report_outcome(Some(answer.as_ref())));
             for (waiting, answer) in batch.into_iter().zip(answers) {
-                report_and_answer(link, domain, &over, waiting, answer.map_err(store_error));
+                report_and_answer(&over, waiting, answer.map_err(store_error));
             }
             return Ok(took);
         }
         Some(Err(error)) => {
-            link.report_outcome::<()>(&over, Some(Err(&error)));
+            over.report_outcome::<()>(Some(Err(&error)));
             if is_refused_as_one(&error, &batch) {
                 return Err(batch);
             }
             store_error(error)
         }
         None => {
-            link.report_outcome::<()>(&over, None);
+            over.report_outcome::<()>(None);
             late_error()
         }
     };
     for waiting in batch {
-        report_and_answer(link, domain, &over, waiting, Err(error.clone()));
+        report_and_answer(&over, waiting, Err(error.clone()));
     }
     Ok(None)
 }
@@ -77,13 +78,11 @@ fn is_refused_as_one(error: &RedisError, batch: &[QueuedQuestion]) -> bool {
 }
 
 fn report_and_answer(
-    link: &Link,
-    domain: u64,
     over: &Connection,
     waiting: QueuedQuestion,
     answer: Result<Answer, StoreError>,
 ) {
-    link.breaker().report_answer(domain, Some(over.handed_out_at()), &answer);
+    over.report_answer(&answer);
     waiting.send_answer(answer);
 }
 
@@ -91,7 +90,6 @@ fn report_and_answer(
 /// done: the script is missing, the connection had ended before, or a replica refused to write.
 async fn send_and_resend(
     link: &Link,
-    domain: u64,
     over: &mut Option<Connection>,
     batch: &mut Vec<QueuedQuestion>,
 ) -> RedisResult<Answers> {
@@ -106,17 +104,14 @@ async fn send_and_resend(
             true => now < waiting.until,
             false => waiting.is_wanted(now),
         };
-        if !batch.iter().all(is_wanted) {
-            let (wanted, late) = batch.drain(..).partition(is_wanted);
-            *batch = wanted;
-            Vec::into_iter(late).for_each(QueuedQuestion::fail_unsent);
-        }
+        let late = batch.extract_if(.., |waiting| !is_wanted(waiting));
+        late.for_each(QueuedQuestion::fail_unsent);
         let answers = match &batch[..] {
             [] => return Ok((Vec::new(), None)),
             [one] if one.asked.len() == 1 => {
-                let call = Cow::Borrowed(&one.asked[0]);
-                let call = if brings_script { Cow::Owned(ONE.eval(&call)) } else { call };
-                let answer = connection.send(&call).await;
+                let with_script = brings_script.then(|| ONE.eval(&one.asked[0]));
+                let call = with_script.as_ref().unwrap_or(&one.asked[0]);
+                let answer = connection.send(call).await;
                 answer.and_then(Answer::from_one).map(|answer| vec![Ok(answer)])
             }
             all => {
@@ -134,19 +129,13 @@ async fn send_and_resend(
         if connection.is_unsent() || by_replica && connection.is_replaceable() {
             if let Ok(answers) = answers {
                 // A replica answers questions that write nothing.
-                let (refused, answered): (Vec<_>, Vec<_>) = batch
-                    .drain(..)
-                    .zip(answers)
-                    .partition(|(_, answer)| is_refused_by_replica(answer));
-                *batch = refused.into_iter().map(|(waiting, _)| waiting).collect();
-                for (waiting, answer) in answered {
-                    report_and_answer(
-                        link,
-                        domain,
-                        connection,
-                        waiting,
-                        answer.map_err(store_error),
-                    );
+                for (waiting, answer) in take(batch).into_iter().zip(answers) {
+                    match is_refused_by_replica(&answer) {
+                        true => batch.push(waiting),
+                        false => {
+                            report_and_answer(connection, waiting, answer.map_err(store_error))
+                        }
+                    }
                 }
             }
             connection = next_connection(link, over, patience).await?;
@@ -154,7 +143,7 @@ async fn send_and_resend(
         }
         match answers {
             // Behind a proxy, it may have been loaded elsewhere: so the charge itself brings it.
-            Err(error) if script::is_missing(&error) && !brings_script => brings_script = true,
+            Err(error) if error.kind() == MISSING_SCRIPT && !brings_script => brings_script = true,
             mut answers => {
                 name_missing(&mut answers, connection).await;
                 return answers.map(|answers| (answers, Some(now.elapsed())));

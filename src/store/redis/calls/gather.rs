@@ -46,17 +46,12 @@ pub(crate) struct Gather {
     runtime: Handle,
     queue: Mutex<Batches>,
     /// `true` once the server has refused a script with two keys, as nodes of a cluster do.
-    one_by_one: AtomicBool,
+    pub(super) one_by_one: AtomicBool,
 }
 
 impl Gather {
     pub(super) fn new(link: Link, runtime: Handle) -> Self {
         Self { link, runtime, queue: Mutex::default(), one_by_one: AtomicBool::new(false) }
-    }
-
-    /// Returns whether calls can't be shared here.
-    pub(crate) fn is_one_by_one(&self) -> bool {
-        self.one_by_one.load(Ordering::Relaxed)
     }
 
     /// Sends a command in a call of its own.
@@ -76,7 +71,7 @@ impl Gather {
         }
         match timeout_at(until, outcome).await {
             Ok(outcome) => outcome.unwrap_or_else(|_| Ok(Err(runtime_ended_error()))),
-            Err(_) if sync::lock(&self.queue).is_removed(number) => Ok(Err(late_error())),
+            Err(_) if sync::lock(&self.queue).removed >= number => Ok(Err(late_error())),
             Err(_) => Ok(Err(unsent_error())),
         }
     }
@@ -111,14 +106,16 @@ impl Gather {
         until: Instant,
     ) -> impl Future<Output = ()> + Send + use<> {
         let (this, of) = (Arc::clone(self), Arc::clone(self));
-        let in_flight = AtEnd(move || of.change_queue(Batches::end_call));
+        let in_flight = AtEnd(move || of.change_queue(|queue| queue.in_flight -= 1));
         async move {
             match call_server(&this.link, batch, until).await {
                 Ok(Some(took)) => sync::lock(&this.queue).note_round_trip(Instant::now(), took),
                 Ok(None) => {}
                 Err(batch) => {
                     this.one_by_one.store(true, Ordering::Relaxed);
-                    batch.into_iter().for_each(QueuedQuestion::return_question);
+                    for waiting in batch {
+                        let _ = waiting.reply.send(Err(waiting.asked));
+                    }
                 }
             }
             // The next call may have waited for this.
@@ -129,7 +126,7 @@ impl Gather {
 
 /// The questions that wait, and the number of calls in flight.
 #[derive(Default)]
-pub(super) struct Batches {
+struct Batches {
     waiting: VecDeque<QueuedQuestion>,
     /// How many keys the waiting questions have.
     keys: usize,
@@ -150,7 +147,7 @@ pub(super) struct Batches {
 impl Batches {
     /// Adds a question, and returns its number in the order of arrival. Also returns the question
     /// if it is to be sent at once, in a call of its own.
-    pub(super) fn push(&mut self, waiting: QueuedQuestion) -> (u64, Option<QueuedQuestion>) {
+    fn push(&mut self, waiting: QueuedQuestion) -> (u64, Option<QueuedQuestion>) {
         let is_alone = self.in_flight == 0
             && self.waiting.is_empty()
             && !self.has_sender
@@ -166,21 +163,12 @@ impl Batches {
         (self.arrived, None)
     }
 
-    /// Returns whether the question of this number waits no longer.
-    pub(super) fn is_removed(&self, number: u64) -> bool {
-        self.removed >= number
-    }
-
     fn begin_call(&mut self, questions: usize) {
         self.last_was_shared = questions > 1;
         self.in_flight += 1;
     }
 
-    pub(super) fn end_call(&mut self) {
-        self.in_flight -= 1;
-    }
-
-    pub(super) fn note_round_trip(&mut self, now: Instant, took: Duration) {
+    fn note_round_trip(&mut self, now: Instant, took: Duration) {
         if self.span_start.is_none_or(|start| now - start >= SPAN) {
             self.span_start = Some(now);
             self.least = [None, self.least[0]];
@@ -190,7 +178,7 @@ impl Batches {
 
     /// Begins the next call, if one more may be in flight. Returns its questions, and until when
     /// their callers wait.
-    pub(super) fn take_batch(&mut self) -> Option<(Vec<QueuedQuestion>, Instant)> {
+    fn take_batch(&mut self) -> Option<(Vec<QueuedQuestion>, Instant)> {
         self.has_sender = false;
         if !self.has_room() {
             return None;
@@ -211,7 +199,7 @@ impl Batches {
     }
 
     /// Returns whether the caller has to start a task that sends the waiting questions.
-    pub(super) fn claim_sender(&mut self) -> bool {
+    fn claim_sender(&mut self) -> bool {
         let claimed = !self.waiting.is_empty() && !self.has_sender && self.has_room();
         self.has_sender |= claimed;
         claimed
@@ -270,12 +258,8 @@ impl QueuedQuestion {
         self.send_answer(Err(unsent_error()));
     }
 
-    pub(crate) fn return_question(self) {
-        // A caller that is gone needs no answer, here and below.
-        let _ = self.reply.send(Err(self.asked));
-    }
-
     pub(crate) fn send_answer(self, answer: Result<Answer, StoreError>) {
+        // A caller that is gone needs no answer.
         let _ = self.reply.send(Ok(answer));
     }
 }

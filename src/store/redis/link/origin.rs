@@ -18,8 +18,9 @@ use crate::sync;
 
 /// A connection, and the shards that it leads to.
 pub(crate) type Connected = (Box<dyn Handle>, Shards);
-/// Connects. With `true`, also asks for the needed commands, and fails if one is missing.
-pub(crate) type Connect = Arc<dyn Fn(bool) -> Answering<Connected> + Send + Sync>;
+/// Connects, and notes the names of servers. With `true`, also asks for the needed commands, and
+/// fails if one is missing.
+type Connect = Arc<dyn Fn(bool, Arc<Servers>) -> Answering<Connected> + Send + Sync>;
 
 /// Where the connections of a store come from.
 pub(crate) struct Origin {
@@ -38,29 +39,18 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
-        let (breaker, since, answered_at) = (Arc::default(), Instant::now(), AtomicU64::new(0));
-        let (permitted, servers) = (AtomicBool::new(false), Arc::default());
-        Self { given, connect, sharded, servers, breaker, since, answered_at, permitted }
-    }
-
-    /// Sets what notes the names of servers.
-    pub(crate) fn with_servers(self, servers: Arc<Servers>) -> Self {
-        Self { servers, ..self }
-    }
-
     pub(crate) fn given(connection: impl Handle) -> Self {
         Self::new(Some(Box::new(connection)), None, false)
     }
 
     pub(crate) fn connecting<F, R, C>(connect: F) -> Self
     where
-        F: Fn() -> R + Send + Sync + 'static,
+        F: Fn(Arc<Servers>) -> R + Send + Sync + 'static,
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: Handle,
     {
-        let connect: Connect = Arc::new(move |asks| {
-            let connected = connect();
+        let connect: Connect = Arc::new(move |asks, servers| {
+            let connected = connect(servers);
             Box::pin(async move {
                 let mut connection: Box<dyn Handle> = Box::new(connected.await?);
                 if asks {
@@ -76,11 +66,17 @@ impl Origin {
     #[cfg(feature = "redis-cluster")]
     pub(crate) fn sharded<F, R>(connect: F) -> Self
     where
-        F: Fn(bool) -> R + Send + Sync + 'static,
+        F: Fn(bool, Arc<Servers>) -> R + Send + Sync + 'static,
         R: Future<Output = RedisResult<Connected>> + Send + 'static,
     {
-        let connect: Connect = Arc::new(move |asks| Box::pin(connect(asks)));
+        let connect: Connect = Arc::new(move |asks, servers| Box::pin(connect(asks, servers)));
         Self::new(None, Some(connect), true)
+    }
+
+    fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
+        let (breaker, since, answered_at) = (Arc::default(), Instant::now(), AtomicU64::new(0));
+        let (permitted, servers) = (AtomicBool::new(false), Arc::default());
+        Self { given, connect, sharded, servers, breaker, since, answered_at, permitted }
     }
 
     pub(crate) fn now(&self) -> u64 {

@@ -300,9 +300,9 @@ impl Upkeep {
     ) -> Option<Instant> {
         let asked_at = self.origin.instant(self.asked_at.load(Relaxed));
         if asked_at.elapsed() < WANTED {
-            let of = Arc::downgrade(&self);
+            let (origin, of) = (Arc::clone(&self.origin), Arc::downgrade(&self));
             attempts.spawn(async move {
-                let attempt = timeout(ATTEMPT, connect_and_probe(of)).await;
+                let attempt = timeout(ATTEMPT, connect_and_probe(origin, of)).await;
                 attempt.unwrap_or_else(|_| Err(silence()))
             });
         } else if attempts.is_empty() {
@@ -379,31 +379,26 @@ async fn wait_until_whole(changes: &mut watch::Receiver<Status>) {
 }
 
 /// Connects. Fails if shards of a cluster are lost, and none of them answers.
-async fn connect_and_probe(upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
+async fn connect_and_probe(origin: Arc<Origin>, upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
     let start = Instant::now();
     let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
-    let connect = |upkeep: Arc<Upkeep>| {
-        let asks = !upkeep.origin.permitted.load(Relaxed);
-        // The app's closure may panic before it returns a future.
-        Some(upkeep.origin.connect.as_ref()?(asks))
-    };
-    let connecting = upkeep.upgrade().and_then(connect).ok_or_else(gone)?;
-    let (mut connection, shards) = connecting.await?;
+    let asks = !origin.permitted.load(Relaxed);
+    let connect = origin.connect.as_ref().ok_or_else(gone)?;
+    let (mut connection, shards) = connect(asks, Arc::clone(&origin.servers)).await?;
+    origin.permitted.store(true, Relaxed);
+    shards.mark_reachable(origin.now());
     let (grace, lost) = {
         let upkeep = upkeep.upgrade().ok_or_else(gone)?;
-        upkeep.origin.permitted.store(true, Relaxed);
-        shards.mark_reachable(upkeep.origin.now());
-        let grace = upkeep.grace().max(start.elapsed());
-        let status = upkeep.status.borrow();
-        let lost = status.connection.as_ref().map(|_| status.shards.lost_keys());
-        drop(status);
-        let lost = lost.unwrap_or_default();
+        let lost = match &*upkeep.status.borrow() {
+            Status { connection: Some(_), shards, .. } => shards.lost_keys(),
+            _ => Vec::new(),
+        };
         // Slots may have moved from the lost shards to others. Then other shards need this
         // connection, even if the lost ones are silent.
         if lost.is_empty() || upkeep.set_slots(shards.ranges.clone()) {
             return Ok((connection, shards));
         }
-        (grace, lost)
+        (upkeep.grace().max(start.elapsed()), lost)
     };
     let mut found = false;
     for key in lost {

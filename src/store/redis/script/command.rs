@@ -30,22 +30,13 @@ const COMPARED: u64 = 4_096;
 /// Makes commands for keys that begin with a prefix.
 #[derive(Clone)]
 pub(crate) struct Commands {
-    prefix: Arc<str>,
-    calendars: Arc<Calendars>,
+    pub(crate) prefix: Arc<str>,
+    pub(crate) calendars: Arc<Calendars>,
 }
 
 impl Commands {
     pub(crate) fn new(prefix: &str) -> Self {
         Self { prefix: prefix.into(), calendars: Arc::default() }
-    }
-
-    pub(crate) fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
-    /// Notes the server's time, which is not what earlier commands assumed.
-    pub(crate) fn correct_time(&self, time: i64) {
-        self.calendars.correct_time(time);
     }
 
     /// Returns a call for each line of a charge. `now` is the time if it is not the server's.
@@ -70,12 +61,6 @@ impl Commands {
                 self.general_call(account, "take", *tokens, false, false, &[], now)
             }
         }
-    }
-
-    pub(crate) fn reset(key: &str) -> Cmd {
-        let mut cmd = redis::cmd("DEL");
-        cmd.arg(key);
-        cmd
     }
 
     pub(crate) fn key(&self, scope: &Scope, key: &Key) -> String {
@@ -160,7 +145,7 @@ impl Commands {
 
 /// Calendars as the script receives them: it chooses between boundaries around the server's time.
 #[derive(Default)]
-struct Calendars {
+pub(crate) struct Calendars {
     /// How far the server's clock is ahead of this process's, noted once it was far off.
     ahead: AtomicI64,
     cached: Mutex<HashMap<Calendar, Arc<Boundaries>>>,
@@ -174,7 +159,7 @@ impl Calendars {
     }
 
     /// Notes the server's time, which is not what was assumed.
-    fn correct_time(&self, time: i64) {
+    pub(crate) fn correct_time(&self, time: i64) {
         let ahead = time.saturating_sub(instant(SystemClock.now_ms()));
         self.ahead.store(ahead, Ordering::Relaxed);
     }
