@@ -335,7 +335,9 @@ impl Limiter {
         let look = move || {
             let peek = Charge::new(account.as_account(), 0).peeking();
             let peek = match this.store.remote().filter(|_| is_local) {
-                Some(remote) => remote.stand_in(peek, StoreError::new("the store failed before")),
+                Some(remote) => {
+                    remote.caller.stand_in(peek, StoreError::new("the store failed before"))
+                }
                 None => this.store.charge(peek),
             };
             peek.map(move |decision| {

@@ -22,7 +22,8 @@ use crate::timer::{Instant, Sleep};
 pub(super) fn charge_lines(store: &Arc<dyn Store>, charge: Charge<'_>) -> Reply<Decision> {
     let in_order = |store, charge| async move { SequentialCharge::new(store, charge).run().await };
     if !store.charges_together() {
-        if let Some(refusal) = store.remote().and_then(|remote| remote.known_refusal(charge)) {
+        let known = store.remote().and_then(|remote| remote.caller.known_refusal(charge));
+        if let Some(refusal) = known {
             return Reply::now(refusal);
         }
         return Reply::later(in_order(Arc::clone(store), charge.to_owned()));
@@ -61,7 +62,7 @@ struct SequentialCharge {
 
 impl SequentialCharge {
     fn new(store: Arc<dyn Store>, charge: OwnedCharge) -> Self {
-        let deadline = store.remote().and_then(|remote| remote.ends_within());
+        let deadline = store.remote().and_then(|remote| remote.caller.deadline);
         let ends = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
         let (passed, in_flight, returning) = Default::default();
         Self { store, charge, ends, passed, in_flight, returning }
@@ -137,7 +138,7 @@ impl SequentialCharge {
     fn stand_in(&self, line: Charge<'_>) -> Reply<Decision> {
         let late = StoreError::new("the store did not answer in time");
         match self.store.remote() {
-            Some(remote) => remote.stand_in(line, late),
+            Some(remote) => remote.caller.stand_in(line, late),
             None => Reply::failed(late),
         }
     }

@@ -367,14 +367,11 @@ impl RedisStore {
     /// # Errors
     /// If Redis does not answer within the deadline, or returns an error.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        let (scope, quotas, key) = (
-            Scope::named("ping"),
-            Quotas::from(Quota::per_second(1)),
-            Key::from("RedisStore::ping"),
-        );
+        let (scope, key) = (Scope::named("ping"), Key::from("RedisStore::ping"));
+        let quotas = Quotas::from(Quota::per_second(1));
         let account = Account::new(&scope, &quotas, &key);
-        let _ = self.store().charge(Charge::new(account, 1)).await?;
-        self.store().reset(&scope, &key).await
+        let _ = self.caller.store.charge(Charge::new(account, 1)).await?;
+        self.caller.store.reset(&scope, &key).await
     }
 
     /// Reads the time from a [`Clock`] instead of the server, and lets keys expire an hour late, so

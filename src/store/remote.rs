@@ -30,7 +30,7 @@
 //! - `Breaker`: stops calls to a store that keeps failing.
 //! - `Outage`: the log of failures.
 //!
-//! Times are this process's. A `Stopwatch` computes how far the store's clock is ahead.
+//! Times are this process's. `Known` computes how far the store's clock is ahead.
 
 use std::fmt;
 use std::future::Future;
@@ -72,6 +72,9 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 /// Clones share what is known and the memory. So a reset through one layer takes effect in all.
 /// Make one `Remote` for a store, and clones of it for layers, also for those with other settings.
 ///
+/// `S` is what one kind of store lets its users set besides: `RedisStore` is a `Remote` with the
+/// settings of Redis. A `Remote` around a store of yours has none.
+///
 /// ```
 /// use std::time::Duration;
 /// use http::Request;
@@ -104,7 +107,7 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 /// [S33]: crate::guide::semantics#stores
 /// [S34]: crate::guide::semantics#stores
 pub struct Remote<S = ()> {
-    caller: Arc<Caller>,
+    pub(crate) caller: Arc<Caller>,
     /// What the store lets its users set, beside what all have in common.
     pub(super) settings: S,
 }
@@ -126,7 +129,7 @@ impl<S> Remote<S> {
         let caller = Caller {
             store,
             in_time,
-            node: Arc::new(Node::new(breaker)),
+            node: Arc::new(Node { breaker, ..Node::default() }),
             deadline: Some(DEADLINE),
             remember: 1_000,
             on_failure: OnStoreFailure::Local,
@@ -225,21 +228,6 @@ impl<S> Remote<S> {
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.caller.node).addr()
     }
-
-    /// Returns the refusal of a charge that follows from known facts.
-    pub(super) fn known_refusal(&self, charge: Charge<'_>) -> Option<Decision> {
-        self.caller.look_up(&charge).ok()
-    }
-
-    /// Answers a charge in place of the store.
-    pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-        self.caller.stand_in(charge, error)
-    }
-
-    /// Returns how long a call may take, if that is bounded.
-    pub(super) fn ends_within(&self) -> Option<Duration> {
-        self.caller.deadline
-    }
 }
 
 /// Makes a store that ends its calls by a deadline itself, and reports them to the breaker.
@@ -262,11 +250,8 @@ impl<S> Remote<S> {
 
     /// Returns a handle of other counts, under the same breaker.
     pub(super) fn with_other_counts(self) -> Self {
-        self.with(|caller| caller.node = Arc::new(Node::new(Arc::clone(&caller.node.breaker))))
-    }
-
-    pub(super) fn store(&self) -> &dyn Store {
-        &*self.caller.store
+        let breaker = Arc::clone(&self.caller.node.breaker);
+        self.with(|caller| caller.node = Arc::new(Node { breaker, ..Node::default() }))
     }
 }
 
@@ -353,7 +338,7 @@ impl<S: Clone> Clone for Remote<S> {
 
 impl<S> fmt::Debug for Remote<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (deadline, fallback) = (self.ends_within(), self.fallback());
+        let (deadline, fallback) = (self.caller.deadline, self.fallback());
         f.debug_struct("Remote")
             .field("deadline", &deadline)
             .field("fallback", fallback)
@@ -361,7 +346,8 @@ impl<S> fmt::Debug for Remote<S> {
     }
 }
 
-/// The state that all handles of a store share in this process.
+/// The state that all handles of a store have in common in this process.
+#[derive(Default)]
 struct Node {
     known: Known,
     breaker: Arc<Breaker>,
@@ -369,20 +355,14 @@ struct Node {
     fallback: MemoryStore,
 }
 
-impl Node {
-    fn new(breaker: Arc<Breaker>) -> Self {
-        Self { known: Known::default(), fallback: MemoryStore::new(), breaker }
-    }
-}
-
 /// Makes the calls of a handle.
-struct Caller {
-    store: Arc<dyn Store>,
+pub(crate) struct Caller {
+    pub(super) store: Arc<dyn Store>,
     /// Makes the store anew for another deadline, if it keeps deadlines itself.
     in_time: Option<InTime>,
     node: Arc<Node>,
     /// How long a call may take, if that is bounded.
-    deadline: Option<Duration>,
+    pub(super) deadline: Option<Duration>,
     /// How long refusals are remembered, in milliseconds.
     remember: i64,
     on_failure: OnStoreFailure,
@@ -397,6 +377,11 @@ impl Caller {
             OnStoreFailure::Allow => Meanwhile::Allow,
             OnStoreFailure::Deny => Meanwhile::Deny,
         }
+    }
+
+    /// Returns the refusal of a charge that follows from known facts.
+    pub(super) fn known_refusal(&self, charge: Charge<'_>) -> Option<Decision> {
+        self.look_up(&charge).ok()
     }
 
     /// Returns the refusal of a charge by those of its lines that known facts refuse, else what to
@@ -419,7 +404,7 @@ impl Caller {
     }
 
     /// Answers in place of the store, which gave this error.
-    fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+    pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
         for (account, _) in charge.lines().filter(|_| !charge.is_peek()) {
             account.scope().observe().without_store(self.meanwhile());
             self.outage.count_answer_without();

@@ -165,3 +165,23 @@ fn no_two_types_have_one_name_and_stores_elsewhere_have_few() {
     names.retain(|name, files| files.len() > 1 && !ALTERNATIVES.contains(name));
     assert!(names.is_empty(), "names of two types: {names:#?}");
 }
+
+/// Some proxies run only scripts whose commands and keys are literals. In the script for one
+/// decision, `place` is replaced by 1.
+#[test]
+fn commands_and_keys_of_scripts_are_literals() {
+    for file in ["window.lua", "many.lua"] {
+        let code = read(Path::new("src/store/redis/script").join(file));
+        let code = code.replace("redis.pcall", "redis.call");
+        let calls: Vec<_> = code.split("redis.call").skip(1).collect();
+        assert!(calls.len() > 2, "{file}");
+        for call in calls {
+            let (command, rest) =
+                call.strip_prefix("('").and_then(|call| call.split_once('\'')).expect(call);
+            assert!(command.bytes().all(|byte| byte.is_ascii_uppercase()), "{call}");
+            let rest = rest.strip_prefix(", ").unwrap_or(rest);
+            let is_literal = rest.starts_with("KEYS[place]") || rest.starts_with("KEYS[1]");
+            assert!(is_literal || command == "TIME" && rest.starts_with(')'), "{call}");
+        }
+    }
+}

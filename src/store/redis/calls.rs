@@ -90,11 +90,6 @@ impl Calls {
             _ => Err(StoreError::new("limits are in several slots").apart()),
         }
     }
-
-    /// Returns the same counters, by calls that are not shared.
-    fn unshared(&self) -> Self {
-        Self { one_by_one: true, ..self.clone() }
-    }
 }
 
 impl Store for Calls {
@@ -116,7 +111,8 @@ impl Store for Calls {
         if adjust.tokens() == 0 {
             return Reply::now(());
         }
-        let (this, adjust, now) = (self.unshared(), adjust.to_owned(), self.now());
+        let (this, adjust, now) =
+            (Self { one_by_one: true, ..self.clone() }, adjust.to_owned(), self.now());
         Reply::later(async move {
             let adjust = adjust.as_adjust();
             let answer = this.ask_server(|| vec![this.commands.adjust(&adjust, now)]).await?;
@@ -125,7 +121,8 @@ impl Store for Calls {
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (this, key) = (self.unshared(), self.commands.key(scope, key));
+        let (this, key) =
+            (Self { one_by_one: true, ..self.clone() }, self.commands.key(scope, key));
         Reply::later(async move {
             let answer = this.ask_server(|| vec![redis::cmd("DEL").arg(&key).take()]).await;
             answer.map(|_| ())

@@ -34,11 +34,10 @@ pub(crate) async fn open(
     connecting: Option<Duration>,
     answering: Duration,
 ) -> RedisResult<ClusterConnection> {
-    let config = ClusterConfig::new().set_response_timeout(answering);
-    let config = match connecting {
-        Some(connecting) => config.set_connection_timeout(connecting),
-        None => config,
-    };
+    let mut config = ClusterConfig::new().set_response_timeout(answering);
+    if let Some(connecting) = connecting {
+        config = config.set_connection_timeout(connecting);
+    }
     client.get_async_connection_with_config(config).await
 }
 
@@ -78,9 +77,7 @@ where
 /// Returns the call that asks which node has which slots. The library follows redirections, and
 /// does not report them.
 fn slots_call() -> Cmd {
-    let mut slots = redis::cmd("CLUSTER");
-    slots.arg("SLOTS");
-    slots
+    redis::cmd("CLUSTER").arg("SLOTS").take()
 }
 
 /// Asks the masters that have these slots, each in a call of its own, and returns the first answer.

@@ -43,8 +43,8 @@ mod upkeep;
 
 #[cfg(feature = "redis-cluster")]
 pub(super) use origin::Connected;
-use origin::{Handle, needs_replacement};
-pub(super) use origin::{Origin, Servers, is_from_replica};
+use origin::needs_replacement;
+pub(super) use origin::{Handle, Origin, Servers, is_from_replica};
 use shards::Health;
 #[cfg(feature = "redis-cluster")]
 pub(super) use shards::{Answering, Ranges, Shards, Slots};
@@ -242,8 +242,8 @@ impl Connection {
 
     /// Notes the outcome of a call: an answer, an error, or `None` if no answer came.
     pub(super) fn report_outcome<T>(&self, outcome: Option<Result<&T, &RedisError>>) {
-        let Self { link, made, at, .. } = self;
-        let (upkeep, made, at) = (&link.upkeep, *made, *at);
+        let &Self { ref link, made, at, .. } = self;
+        let upkeep = &link.upkeep;
         let (now, sharded) = (upkeep.origin.now(), upkeep.origin.sharded);
         let mut health = Arc::clone(&self.health);
         if sharded {

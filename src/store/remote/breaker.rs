@@ -38,10 +38,6 @@ struct Failures {
 }
 
 impl Failures {
-    fn are_too_many(&self) -> bool {
-        self.cut_off || self.in_a_row >= FAILURES
-    }
-
     fn pause(&mut self) {
         self.next = Some(Instant::now() + PAUSE);
     }
@@ -58,7 +54,7 @@ impl Breaker {
         let mut probe = None;
         if self.failing.load(Ordering::Relaxed) > 0
             && let Some(failures) = sync::lock(&self.domains).get_mut(&domain)
-            && failures.are_too_many()
+            && (failures.cut_off || failures.in_a_row >= FAILURES)
         {
             let now = Instant::now();
             let is_tried = failures.probe.is_some_and(|(_, until)| now < until);

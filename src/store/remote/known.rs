@@ -25,12 +25,16 @@ use crate::window::{MAX, State};
 const MAX_FACTS: usize = 300_000;
 /// An answer that took longer is not remembered, in milliseconds.
 const MAX_ROUND_TRIP: i64 = 1_024;
+/// A smaller difference of two clocks may be the time between their readings.
+const LEAST_SLEEP: Duration = Duration::from_millis(100);
 /// Keys share the marks that say that one of them has changed.
 const MARKS: usize = 1_024;
 
 /// A process's knowledge of a store.
 pub(super) struct Known {
-    stopwatch: Stopwatch,
+    /// When the time of this process began, by its clock and by those that show whether it slept.
+    since: Instant,
+    clocks: [Duration; 2],
     shards: Sharded<Mutex<Table<Fact>>>,
     /// Buckets in a shard's table when it has grown.
     buckets: usize,
@@ -71,7 +75,8 @@ impl Default for Known {
     fn default() -> Self {
         let (shards, buckets) = shares(MAX_FACTS);
         Self {
-            stopwatch: Stopwatch::start(),
+            since: Instant::now(),
+            clocks: clocks(),
             shards: Sharded::new(shards),
             buckets,
             marks: (0..MARKS).map(|_| AtomicU64::new(0)).collect(),
@@ -87,7 +92,7 @@ impl Known {
         if table.is_unallocated() {
             *table = Table::new(1, self.buckets);
         }
-        Facts { now: self.stopwatch.now(), hash, table }
+        Facts { now: self.now(), hash, table }
     }
 
     /// Returns the refusal that follows from facts that are younger than `remember`, in
@@ -125,7 +130,7 @@ impl Known {
     ) {
         // A store that does not show its states decides each time.
         let Some((decision, states)) = decision.take_states(place) else { return };
-        let (account, lag) = (charge.account(), self.stopwatch.lag(&decision, sent.at));
+        let (account, lag) = (charge.account(), self.lag(&decision, sent.at));
         let mut facts = self.of(account.scope, account.key);
         let changed = self.marks[sent.of].load(Ordering::Relaxed) != sent.mark;
         if changed || lag.end - lag.start >= MAX_ROUND_TRIP {
@@ -166,6 +171,34 @@ impl Known {
         let facts = self.of(scope, key);
         self.marks[self.sent(&facts).of].fetch_add(1, Ordering::Relaxed);
         facts
+    }
+
+    /// The monotonic clock stands still while a machine is suspended, or a virtual one paused, so
+    /// that time is added.
+    fn elapsed(&self) -> Duration {
+        let ([awake, all], [awake_now, all_now]) = (self.clocks, clocks());
+        let all = all_now.saturating_sub(all);
+        let asleep = all.saturating_sub(awake_now.saturating_sub(awake));
+        let asleep = if asleep < LEAST_SLEEP { Duration::ZERO } else { asleep };
+        self.since.elapsed() + asleep
+    }
+
+    /// Returns the time of this process, in milliseconds, also of that for which it slept.
+    fn now(&self) -> i64 {
+        let elapsed = self.elapsed();
+        // `as_millis` would count in 128 bits.
+        (elapsed.as_secs() * 1_000) as i64 + i64::from(elapsed.subsec_millis())
+    }
+
+    /// Returns by how much the store's clock is ahead, at least and at most. The store read it
+    /// after `sent_at`, when it was asked, and before `decision` arrived, which is now. With the
+    /// most, an end that the store has given comes early; with the least, the store's time is taken
+    /// as late.
+    fn lag(&self, decision: &Decision, sent_at: i64) -> Range<i64> {
+        // Rounded up, so that the decision does not seem younger than it is.
+        let received = self.elapsed().as_nanos().div_ceil(1_000_000) as i64;
+        // Plus 1: the store's clock leaves out a fraction of a millisecond.
+        decision.now_ms() - received..decision.now_ms() - sent_at + 1
     }
 }
 
@@ -233,48 +266,6 @@ fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
             };
             decision.refusing().filter(refuses).map(|i| decision.usage()[i].end()).max()
         }
-    }
-}
-
-/// Measures time from its start on, in milliseconds, also while the machine sleeps.
-struct Stopwatch {
-    since: Instant,
-    clocks: [Duration; 2],
-}
-
-impl Stopwatch {
-    /// A smaller difference of clocks may be the time between their readings.
-    const LEAST_SLEEP: Duration = Duration::from_millis(100);
-
-    fn start() -> Self {
-        Self { since: Instant::now(), clocks: clocks() }
-    }
-
-    /// The monotonic clock stands still while a machine is suspended, or a virtual one paused, so
-    /// that time is added.
-    fn elapsed(&self) -> Duration {
-        let ([awake, all], [awake_now, all_now]) = (self.clocks, clocks());
-        let all = all_now.saturating_sub(all);
-        let asleep = all.saturating_sub(awake_now.saturating_sub(awake));
-        let asleep = if asleep < Self::LEAST_SLEEP { Duration::ZERO } else { asleep };
-        self.since.elapsed() + asleep
-    }
-
-    fn now(&self) -> i64 {
-        let elapsed = self.elapsed();
-        // `as_millis` would count in 128 bits.
-        (elapsed.as_secs() * 1_000) as i64 + i64::from(elapsed.subsec_millis())
-    }
-
-    /// Returns by how much the store's clock is ahead, at least and at most. The store read it
-    /// after `sent_at`, when it was asked, and before `decision` arrived, which is now. With the
-    /// most, an end that the store has given comes early; with the least, the store's time is taken
-    /// as late.
-    fn lag(&self, decision: &Decision, sent_at: i64) -> Range<i64> {
-        // Rounded up, so that the decision does not seem younger than it is.
-        let received = self.elapsed().as_nanos().div_ceil(1_000_000) as i64;
-        // Plus 1: the store's clock leaves out a fraction of a millisecond.
-        decision.now_ms() - received..decision.now_ms() - sent_at + 1
     }
 }
 

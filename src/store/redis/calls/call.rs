@@ -20,9 +20,6 @@ use crate::store::error::StoreError;
 /// What a server answers that does not have the script of a call. Nothing was done then.
 const MISSING_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
-/// The answers, and how long they took if something was sent.
-type Answers = (Vec<RedisResult<Answer>>, Option<Duration>);
-
 /// Sends a batch, whose callers wait until `until`, and answers them. Returns how long the call
 /// took; or the batch, if it was refused only because it has several questions: nothing was done
 /// then.
@@ -88,11 +85,12 @@ fn report_and_answer(
 
 /// Sends the questions of a batch whose callers still wait. Sends them again only if nothing was
 /// done: the script is missing, the connection had ended before, or a replica refused to write.
+/// Returns the answers, and how long they took if something was sent.
 async fn send_and_resend(
     link: &Link,
     over: &mut Option<Connection>,
     batch: &mut Vec<QueuedQuestion>,
-) -> RedisResult<Answers> {
+) -> RedisResult<(Vec<RedisResult<Answer>>, Option<Duration>)> {
     let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
     let mut connection = next_connection(link, over, patience).await?;
     let mut brings_script = false;

@@ -155,17 +155,12 @@ impl Batches {
         self.arrived += 1;
         if is_alone {
             self.removed += 1;
-            self.begin_call(1);
+            (self.last_was_shared, self.in_flight) = (false, 1);
             return (self.arrived, Some(waiting));
         }
         self.keys += waiting.asked.len();
         self.waiting.push_back(waiting);
         (self.arrived, None)
-    }
-
-    fn begin_call(&mut self, questions: usize) {
-        self.last_was_shared = questions > 1;
-        self.in_flight += 1;
     }
 
     fn note_round_trip(&mut self, now: Instant, took: Duration) {
@@ -183,9 +178,25 @@ impl Batches {
         if !self.has_room() {
             return None;
         }
-        let batch = self.remove_batch(Instant::now());
+        let now = Instant::now();
+        let mut batch = Vec::with_capacity(MAX_BATCH.min(self.waiting.len()));
+        let mut room = MAX_BATCH;
+        // A group is never split.
+        while let Some(keys) = self.waiting.front().map(|next| next.asked.len())
+            && keys <= room
+            && let Some(next) = self.waiting.pop_front()
+        {
+            (self.removed, self.keys) = (self.removed + 1, self.keys - keys);
+            match next.is_wanted(now) {
+                true => {
+                    room -= keys;
+                    batch.push(next);
+                }
+                false => next.fail_unsent(),
+            }
+        }
         let until = batch.iter().map(|waiting| waiting.until).max()?;
-        self.begin_call(batch.len());
+        (self.last_was_shared, self.in_flight) = (batch.len() > 1, self.in_flight + 1);
         Some((batch, until))
     }
 
@@ -203,26 +214,6 @@ impl Batches {
         let claimed = !self.waiting.is_empty() && !self.has_sender && self.has_room();
         self.has_sender |= claimed;
         claimed
-    }
-
-    fn remove_batch(&mut self, now: Instant) -> Vec<QueuedQuestion> {
-        let mut batch = Vec::with_capacity(MAX_BATCH.min(self.waiting.len()));
-        let mut room = MAX_BATCH;
-        // A group is never split.
-        while let Some(keys) = self.waiting.front().map(|next| next.asked.len())
-            && keys <= room
-            && let Some(next) = self.waiting.pop_front()
-        {
-            (self.removed, self.keys) = (self.removed + 1, self.keys - keys);
-            match next.is_wanted(now) {
-                true => {
-                    room -= keys;
-                    batch.push(next);
-                }
-                false => next.fail_unsent(),
-            }
-        }
-        batch
     }
 }
 

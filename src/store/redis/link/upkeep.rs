@@ -219,7 +219,14 @@ impl Upkeep {
             let probe = probe_for(key.as_deref());
             let mut alive = pin!(async {
                 // A connection that reconnects by itself may do so at the first probe.
-                is_alive(&mut connection, &probe).await || is_alive(&mut connection, &probe).await
+                for _ in 0..2 {
+                    match connection.req_packed_command(&probe).await {
+                        Err(error) if needs_replacement(&error) => {}
+                        // Any reply, even NOPERM, proves that the connection is alive.
+                        _ => return true,
+                    }
+                }
+                false
             });
             let mut answer = timeout(grace, alive.as_mut()).await.ok();
             let mut _work = None;
@@ -412,23 +419,11 @@ async fn connect_and_probe(origin: Arc<Origin>, upkeep: Weak<Upkeep>) -> RedisRe
     if found { Ok((connection, shards)) } else { Err(silence()) }
 }
 
-/// Returns whether the server replies. Any reply, even NOPERM, proves that the connection is alive.
-async fn is_alive(connection: &mut Box<dyn Handle>, probe: &Cmd) -> bool {
-    match connection.req_packed_command(probe).await {
-        Ok(_) => true,
-        Err(error) => !needs_replacement(&error),
-    }
-}
-
 /// Returns a command to test a shard with. In a cluster, `PING` would go to all nodes.
 fn probe_for(key: Option<&[u8]>) -> Cmd {
     match key {
         None => redis::cmd("PING"),
-        Some(key) => {
-            let mut cmd = redis::cmd("HMGET");
-            cmd.arg(key).arg("0");
-            cmd
-        }
+        Some(key) => redis::cmd("HMGET").arg(key).arg("0").take(),
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::sync::LazyLock;
 
-use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, cmd};
 
+use super::super::link::Handle;
 use super::{Lua, with_parts};
 use crate::observe;
 
@@ -19,9 +19,7 @@ const UNCHECKED: &str = "this server of a RedisStore has no redis.acl_check_cmd 
 const KEY: &str = "tfw1:{}";
 
 /// Fails if a needed command is missing on a server.
-pub(crate) async fn check(
-    connection: &mut (impl ConnectionLike + ?Sized + Send),
-) -> RedisResult<()> {
+pub(crate) async fn check(connection: &mut dyn Handle) -> RedisResult<()> {
     match ask(connection, &[KEY]).await {
         // The user may be confined to the keys of a prefix.
         Err(error) if error.code() == Some("NOPERM") && missing_command(&error).is_none() => {
@@ -32,10 +30,7 @@ pub(crate) async fn check(
 }
 
 /// Asks one after the other: if the first answer is none of Redis, only its own error says so.
-async fn ask(
-    connection: &mut (impl ConnectionLike + ?Sized + Send),
-    keys: &[&str],
-) -> RedisResult<()> {
+async fn ask(connection: &mut dyn Handle, keys: &[&str]) -> RedisResult<()> {
     for call in calls_with(keys) {
         let answer = connection.req_packed_command(&call).await;
         check_permitted(answer.and_then(Value::extract_error))?;
