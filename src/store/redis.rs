@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+#[cfg(any(feature = "redis-cluster", feature = "testing"))]
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
@@ -17,7 +18,6 @@ use super::error::OnStoreFailure;
 use super::error::StoreError;
 use super::remote::Remote;
 use super::scope::Scope;
-
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::key::Key;

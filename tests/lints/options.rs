@@ -59,6 +59,10 @@ fn the_guide_says_where_each_option_is() {
         let named = line.split('|').nth(2).expect("a cell").split('`').skip(1).step_by(2);
         let named: BTreeSet<_> = named.collect();
         let mut there = options(&sources, of);
+        if of == "RedisStore" {
+            // An alias: it has those of a `Remote`, too.
+            there.extend(options(&sources, "Remote"));
+        }
         // For text, and of a limit.
         there.retain(|name| !name.starts_with("try_"));
         there.retain(|name| of == "Limit" || !limits.contains(name));

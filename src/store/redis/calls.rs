@@ -149,8 +149,8 @@ impl Store for Calls {
     }
 }
 
-/// The runtimes that call a store. Each has a connection of its own, and calls of its own in flight,
-/// so that the end of a runtime does not affect the others.
+/// The runtimes that call a store. Each has a connection of its own, and calls of its own in
+/// flight, so that the end of a runtime does not affect the others.
 struct Runtimes {
     origin: Arc<Origin>,
     /// The connection and the calls of each runtime.

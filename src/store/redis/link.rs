@@ -41,10 +41,10 @@ mod origin;
 mod shards;
 mod upkeep;
 
-#[cfg(feature = "redis-cluster")]
-pub(super) use origin::Connected;
 use origin::needs_replacement;
-pub(super) use origin::{Handle, Origin, Servers, is_from_replica};
+#[cfg(feature = "redis-cluster")]
+pub(super) use origin::{Connected, Servers};
+pub(super) use origin::{Handle, Origin, is_from_replica};
 use shards::Health;
 #[cfg(feature = "redis-cluster")]
 pub(super) use shards::{Answering, Ranges, Shards, Slots};
