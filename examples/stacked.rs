@@ -12,8 +12,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::{Router, routing::get};
-use tower_fixed_window::key::{global, header, peer_ip};
-use tower_fixed_window::{FixedWindowLayer, Headers, KeyExtractor, Quota};
+use tower_fixed_window::key::{header, peer_ip};
+use tower_fixed_window::{FixedWindowLayer, Headers, Key, KeyExtractor, Quota};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The key is not verified, so the limit by address is for clients that invent keys.
     let by_key = header("x-api-key").or(peer_ip());
     let layer = FixedWindowLayer::new([
-        Quota::per_minute(limit(100)?).name("all").key(global()),
+        Quota::per_minute(limit(100)?).name("all").key(Key::global()),
         Quota::per_minute(limit(20)?).name("address"),
         Quota::new(limit(5)?, Duration::from_secs(10)).name("key").key(by_key),
     ]);

@@ -2,7 +2,7 @@
 //! combine them.
 //!
 //! ```
-//! use tower_fixed_window::key::{client_ip, extension, global, header, matched_path, peer_ip};
+//! use tower_fixed_window::key::{client_ip, extension, header, matched_path, peer_ip};
 //! use tower_fixed_window::{FixedWindowLayer, Key, KeyExtractor, Limit, Quota};
 //!
 //! #[derive(Clone)]
@@ -18,7 +18,7 @@
 //! let _ = QUOTA.key(extension::<User>().or(peer_ip()));       // a user, else an address
 //! let _ = QUOTA.key((extension::<User>(), matched_path()));   // each user on each route
 //! let _ = QUOTA.key(header("x-api-key"));                     // see the warning there
-//! let _ = QUOTA.key(global());                                // one count for all
+//! let _ = QUOTA.key(Key::global());                           // one count for all
 //! let by_user = Limit::new(QUOTA)
 //!     .key_fn(|parts| parts.extensions.get::<User>().map(Key::from));
 //! let layer = FixedWindowLayer::new(by_user);
@@ -42,7 +42,7 @@ mod proxied;
 pub use client::{ClientIp, client_ip};
 pub use encoding::Key;
 pub use extractor::{KeyExtractor, MissingKey};
-pub use from_request::{extension, global, header, key_fn, matched_path};
+pub use from_request::{extension, header, key_fn, matched_path};
 pub use ip::{PeerAddr, PeerIp, peer_ip};
 #[cfg(feature = "client-ip")]
 #[cfg_attr(docsrs, doc(cfg(feature = "client-ip")))]

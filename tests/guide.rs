@@ -14,7 +14,7 @@ pub mod guide;
 /// use axum::handler::Handler;
 /// use axum::http::Method;
 /// use axum::{Router, response::IntoResponse, routing::get};
-/// use tower_fixed_window::key::{client_ip, global, header, matched_path, peer_ip};
+/// use tower_fixed_window::key::{client_ip, header, matched_path, peer_ip};
 /// use tower_fixed_window::{
 ///     EmptyBody, FixedWindowLayer, GitHubBody, Grpc, Headers, Key, KeyExtractor, MemoryStore,
 ///     OnStoreFailure, Quota, RedisStore,
@@ -29,7 +29,7 @@ pub mod guide;
 /// let _ = FixedWindowLayer::new(Quota::per_minute(30).and(ten_seconds));
 /// let _ = FixedWindowLayer::new(Quota::per_hour(5_000).from_first_request());
 /// let _ = FixedWindowLayer::new(Quota::per_second(10).rollover_up_to(30));
-/// let _ = FixedWindowLayer::new([limit(), Quota::per_minute(600).name("all").key(global())]);
+/// let _ = FixedWindowLayer::new([limit(), Quota::per_minute(600).name("all").key(Key::global())]);
 /// let _ = limit().cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
 ///
 /// // Keys, on the limit.

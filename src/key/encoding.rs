@@ -73,7 +73,17 @@ mod tag {
 }
 
 impl Key {
-    /// Creates a key without parts. All requests with this key share one count.
+    /// Creates a key without parts. As an extractor, it counts all requests by one key: a limit for
+    /// the whole service.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_fixed_window::testing::ask;
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+    ///
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(1_000).key(Key::global()));
+    /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-remaining"], "999");
+    /// ```
     pub fn global() -> Self {
         Self::default()
     }

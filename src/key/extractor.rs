@@ -198,6 +198,14 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for OrElse<A, B> {
     }
 }
 
+/// The same key for every request.
+impl KeyExtractor for Key {
+    fn extract(&self, _: &Parts, key: &mut Key) -> Result<(), MissingKey> {
+        key.append(self);
+        Ok(())
+    }
+}
+
 macro_rules! pointer {
     ($pointer:ident) => {
         /// Chosen at run time, by a setting for instance.

@@ -31,20 +31,6 @@ where
     }
 }
 
-/// Counts all requests by one key, [`Key::global`]: a limit for the whole service.
-pub fn global() -> impl KeyExtractor + Clone {
-    Global
-}
-
-#[derive(Clone)]
-struct Global;
-
-impl KeyExtractor for Global {
-    fn extract(&self, _: &Parts, _: &mut Key) -> Result<(), MissingKey> {
-        Ok(())
-    }
-}
-
 /// Extracts a value that an outer layer has put into the request's extensions, such as the user
 /// that an authentication layer has verified.
 ///

@@ -96,9 +96,8 @@ impl Limit {
     ///
     /// ```
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Limit, Plan, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Limit, Plan, Quota};
     ///
     /// // Really: a plan that the authentication layer has left in the extensions.
     /// let by_plan = Limit::by_plan(|parts, _key| match parts.uri.path() {
@@ -106,7 +105,7 @@ impl Limit {
     ///     "/pro" => Quota::per_hour(5_000).into(),
     ///     _ => Quota::per_hour(60).into(),
     /// });
-    /// let layer = FixedWindowLayer::new(by_plan.key(global()));
+    /// let layer = FixedWindowLayer::new(by_plan.key(Key::global()));
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-remaining"], "59");
     /// assert_eq!(ask(&layer, Request::get("/pro")).headers()["x-ratelimit-remaining"], "4998");
@@ -192,12 +191,11 @@ impl Limit {
     ///
     /// ```
     /// use http::{Method, Request};
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
     /// let writes_cost_more = Quota::per_hour(5_000)
-    ///     .key(global())
+    ///     .key(Key::global())
     ///     .cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
     /// let layer = FixedWindowLayer::new(writes_cost_more);
     ///
@@ -221,12 +219,11 @@ impl Limit {
     /// ```
     /// use axum::{Extension, routing::any};
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask_around;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota, TrueCost};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota, TrueCost};
     ///
     /// const ESTIMATE: u64 = 500;
-    /// let tokens = Quota::per_day(100_000).name("tokens").key(global());
+    /// let tokens = Quota::per_day(100_000).name("tokens").key(Key::global());
     /// let layer = FixedWindowLayer::new(tokens.cost_fn(|_| ESTIMATE).settled());
     ///
     /// async fn handler() -> Extension<TrueCost> {
@@ -246,11 +243,10 @@ impl Limit {
     ///
     /// ```
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
     ///
-    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(global()).shadow());
+    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(Key::global()).shadow());
     /// let layer = FixedWindowLayer::new(&api);
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
@@ -367,11 +363,10 @@ impl Limit {
     ///
     /// ```
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let shadow = Quota::per_hour(1).name("site").key(global()).shadow();
+    /// let shadow = Quota::per_hour(1).name("site").key(Key::global()).shadow();
     /// // With axum: parts.extensions.get::<MatchedPath>().map(MatchedPath::as_str)
     /// let shadow = shadow.track_refused_by(100, |parts| parts.uri.path().split('/').nth(1));
     /// let layer = FixedWindowLayer::new(shadow);

@@ -652,11 +652,10 @@ impl Limiter {
     ///
     /// ```
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
     ///
-    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(global()));
+    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(Key::global()));
     /// let layer = FixedWindowLayer::new(&api);
     ///
     /// api.set_shadow(true);
@@ -673,11 +672,10 @@ impl Limiter {
     /// ```
     /// use std::time::{Duration, SystemTime};
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
     ///
-    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(global()));
+    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(Key::global()));
     /// let layer = FixedWindowLayer::new(&api);
     ///
     /// api.set_shadow_until(true, SystemTime::now() + Duration::from_secs(3_600));

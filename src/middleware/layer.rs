@@ -173,11 +173,10 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::{ask, block_on};
     /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_day(1).name("api").key(global()));
+    /// let layer = FixedWindowLayer::new(Quota::per_day(1).name("api").key(Key::global()));
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
     ///
@@ -241,11 +240,10 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global())).skip_preflight();
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global())).skip_preflight();
     ///
     /// let preflight = Request::options("/")
     ///     .header("origin", "https://app.example")
@@ -269,11 +267,10 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     /// use axum::routing::any;
     /// use http::{Request, StatusCode, Uri};
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask_around;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(global()))
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(Key::global()))
     ///     .count_if(|response| response.status == StatusCode::UNAUTHORIZED);
     ///
     /// let login = any(async |uri: Uri| match uri.path() {
@@ -302,11 +299,10 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     /// use http::Request;
     /// use tower::{Layer, Service, service_fn};
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::block_on;
     /// use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
     ///
-    /// let limiter = Limiter::new(Quota::per_minute(5).key(global()));
+    /// let limiter = Limiter::new(Quota::per_minute(5).key(Key::global()));
     /// let layer = FixedWindowLayer::new(&limiter).refund_dropped();
     /// let mut slow = layer.layer(service_fn(async |_: Request<String>| {
     ///     std::future::pending::<()>().await;
@@ -343,12 +339,11 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     /// use std::time::Duration;
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
     /// // A window of a day: the second request would have to wait too long.
-    /// let layer = FixedWindowLayer::new(Quota::per_day(1).key(global()))
+    /// let layer = FixedWindowLayer::new(Quota::per_day(1).key(Key::global()))
     ///     .queue(30, Duration::from_millis(1));
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
@@ -374,15 +369,15 @@ impl<J> FixedWindowLayer<J> {
     /// ```
     /// use axum::{Extension, routing::any};
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask_around;
-    /// use tower_fixed_window::{Decision, FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{Decision, FixedWindowLayer, Key, Quota};
     ///
     /// async fn handler(Extension(decision): Extension<Decision>) -> String {
     ///     format!("{} left", decision.remaining())
     /// }
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(global())).expose_decision();
+    /// let limit = Quota::per_minute(5).key(Key::global());
+    /// let layer = FixedWindowLayer::new(limit).expose_decision();
     ///
     /// let response = ask_around(&layer, any(handler), Request::get("/"));
     /// assert_eq!(response.status(), 200);
@@ -453,12 +448,11 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use http::{Request, StatusCode};
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let layer =
-    ///     FixedWindowLayer::new(Quota::per_minute(0).key(global())).status(StatusCode::FORBIDDEN);
+    /// let limit = Quota::per_minute(0).key(Key::global());
+    /// let layer = FixedWindowLayer::new(limit).status(StatusCode::FORBIDDEN);
     ///
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 403);
     /// ```
@@ -471,11 +465,10 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Headers, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Headers, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60).name("api").key(global()))
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(60).name("api").key(Key::global()))
     ///     .headers(Headers::IetfDraft10);
     ///
     /// let response = ask(&layer, Request::get("/"));
@@ -513,11 +506,10 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Grpc, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Grpc, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_second(0).key(global())).reject(Grpc);
+    /// let layer = FixedWindowLayer::new(Quota::per_second(0).key(Key::global())).reject(Grpc);
     ///
     /// let response = ask(&layer, Request::post("/"));
     /// assert_eq!(response.status(), 200);
@@ -537,11 +529,10 @@ impl<J> FixedWindowLayer<J> {
     /// use axum::routing::any;
     /// use axum::{Json, response::IntoResponse};
     /// use http::{Request, header::ACCEPT};
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask_around;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global()));
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global()));
     /// let layer = layer.on_reject(|parts, why| {
     ///     let accept = parts.headers.get(ACCEPT);
     ///     match accept.is_some_and(|kind| kind == "application/json") {
@@ -589,11 +580,10 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// ```
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global()))
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global()))
     ///     .drain_refused::<hyper::body::Incoming>();
     ///
     /// assert_eq!(ask(&layer, Request::post("/")).status(), 429);

@@ -27,11 +27,10 @@ pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 /// ```
 /// use axum::{response::IntoResponse, routing::any};
 /// use http::Request;
-/// use tower_fixed_window::key::global;
 /// use tower_fixed_window::testing::ask_around;
-/// use tower_fixed_window::{FixedWindowLayer, Quota, Reason};
+/// use tower_fixed_window::{FixedWindowLayer, Key, Quota, Reason};
 ///
-/// let limit = Quota::per_hour(0).name("api").key(global());
+/// let limit = Quota::per_hour(0).name("api").key(Key::global());
 /// let layer = FixedWindowLayer::new(limit).on_reject(|_parts, why| {
 ///     assert!(matches!(why.reason(), Reason::RateLimited(decision) if decision.limit() == 0));
 ///     assert_eq!((why.name(), why.status().as_u16()), ("api", 429));
@@ -83,11 +82,10 @@ impl<'a> Rejection<'a> {
     /// ```
     /// use axum::{response::IntoResponse, routing::any};
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask_around;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global())).on_reject(|_, why| {
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global())).on_reject(|_, why| {
     ///     let after = why.retry_after_secs().map(|seconds| format!(", again in {seconds} s"));
     ///     (why.status(), why.message() + &after.unwrap_or_default()).into_response()
     /// });
@@ -179,11 +177,10 @@ impl<'a> Rejection<'a> {
     ///
     /// ```
     /// use http::Request;
-    /// use tower_fixed_window::key::global;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global()))
+    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global()))
     ///     .on_reject(|_, why| why.response(why.message().into()));
     ///
     /// let response = ask(&layer, Request::get("/"));

@@ -34,15 +34,14 @@ use super::shared::{Lanes, Shared};
 /// use http::{Request, Response};
 /// use hyper::body::Incoming;
 /// use tower::{Layer, Service, ServiceExt};
-/// use tower_fixed_window::key::global;
-/// use tower_fixed_window::{FixedWindowLayer, Quota};
+/// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
 ///
 /// async fn send<S>(client: S, request: Request<String>) -> Result<Response<Body>, S::Error>
 /// where
 ///     S: Service<Request<String>, Response = Response<Incoming>> + Clone,
 /// {
 ///     let client = client.map_response(|response: Response<Incoming>| response.map(Body::new));
-///     let mut api = FixedWindowLayer::new(Quota::per_minute(60).key(global())).layer(client);
+///     let mut api = FixedWindowLayer::new(Quota::per_minute(60).key(Key::global())).layer(client);
 ///     api.ready().await?.call(request).await
 /// }
 /// ```

@@ -78,7 +78,6 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 /// ```
 /// use std::time::Duration;
 /// use http::Request;
-/// use tower_fixed_window::key::global;
 /// use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
 /// use tower_fixed_window::testing::ask;
 /// use tower_fixed_window::{Decision, FixedWindowLayer, Key, OnStoreFailure, Quota, StoreError};
@@ -93,7 +92,7 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 /// }
 ///
 /// let store = Remote::around(Database).deadline(Duration::from_millis(50));
-/// let api = Quota::per_minute(60).name("api").key(global());
+/// let api = Quota::per_minute(60).name("api").key(Key::global());
 ///
 /// let local = FixedWindowLayer::new(api.clone().store(store.clone()));
 /// assert_eq!(ask(&local, Request::get("/")).status(), 200);

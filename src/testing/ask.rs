@@ -58,11 +58,10 @@ where
 /// ```
 /// use axum::routing::any;
 /// use http::{Request, StatusCode};
-/// use tower_fixed_window::key::global;
 /// use tower_fixed_window::testing::ask_around;
-/// use tower_fixed_window::{FixedWindowLayer, Quota};
+/// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(global()))
+/// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(Key::global()))
 ///     .count_if(|response| response.status.is_server_error());
 ///
 /// let response = ask_around(&layer, any(StatusCode::BAD_GATEWAY), Request::get("/"));

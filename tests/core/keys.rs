@@ -5,9 +5,13 @@
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use http::Request;
 use proptest::prelude::*;
+use tower_fixed_window::key::header;
 use tower_fixed_window::store::{Account, Scope};
-use tower_fixed_window::{Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{
+    Key, KeyExtractor, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas,
+};
 
 use crate::trace::ms;
 use crate::{answer, sized};
@@ -21,6 +25,21 @@ fn hex(key: &Key) -> String {
 
 fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
+}
+
+#[test]
+fn a_key_is_an_extractor_that_appends_itself_to_what_others_have_found() {
+    let (parts, ()) = Request::get("/").header("x-api-key", "alpha").body(()).unwrap().into_parts();
+    let found = |extractor: &dyn KeyExtractor| {
+        let mut key = Key::default();
+        extractor.extract(&parts, &mut key).map(|()| key)
+    };
+    assert_eq!(found(&Key::global()), Ok(Key::global()));
+    let all = (Key::from("a"), header("x-api-key"), Key::global(), Key::from(7_u64));
+    assert_eq!(found(&all), Ok(Key::from(("a", Key::secret("alpha"), 7_u64))));
+    // What a first extractor has appended before it failed is gone.
+    let or = (Key::from("a"), header("x-user")).or(Key::from("b"));
+    assert_eq!(found(&or), Ok(Key::from("b")));
 }
 
 #[test]

@@ -9,7 +9,6 @@ use std::time::{Duration, UNIX_EPOCH};
 use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
 use tower_fixed_window::store::{OnStoreFailure, Remote, Store};
 use tower_fixed_window::{
     EmptyBody, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota,
@@ -117,7 +116,7 @@ async fn a_shard_that_fails_open_fails_only_its_own_limit() {
     for first in [true, false] {
         let database = Database::in_turns();
         let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Allow);
-        let limit = |name: &str| Quota::per_hour(2).name(name).key(global());
+        let limit = |name: &str| Quota::per_hour(2).name(name).key(Key::global());
         let limits =
             if first { [limit("down"), limit("well")] } else { [limit("well"), limit("down")] };
         let limits = Limits::new(limits).store(store);
@@ -315,7 +314,7 @@ async fn a_late_reservation_takes_nothing() {
 async fn a_queue_passes_by_the_limit_whose_shard_is_well() {
     let database = Database::in_turns();
     let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Allow);
-    let limit = |name: &str| Quota::per_minute(2).name(name).key(global());
+    let limit = |name: &str| Quota::per_minute(2).name(name).key(Key::global());
     let limits = Limits::new([limit("down"), limit("well")]).store(store);
     let layer = FixedWindowLayer::new(&limits).reject(EmptyBody).queue(9, 90 * SECOND);
     database.fail("down", true);
@@ -334,7 +333,7 @@ async fn a_queue_passes_by_the_limit_whose_shard_is_well() {
 async fn a_failure_returns_what_was_taken_before_it_is_answered() {
     let database = Database::in_turns();
     let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Deny);
-    let limit = |name: &str| Quota::per_hour(1).name(name).key(global());
+    let limit = |name: &str| Quota::per_hour(1).name(name).key(Key::global());
     let limits = Limits::new([limit("well"), limit("down")]).store(store);
     let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
     database.fail("down", true);
@@ -350,7 +349,7 @@ async fn a_shadow_limit_counts_what_passes_since_other_shards_fail() {
     for more in [false, true] {
         let database = Database::in_turns();
         let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Allow);
-        let limit = |name: &str| Quota::per_hour(2).name(name).key(global());
+        let limit = |name: &str| Quota::per_hour(2).name(name).key(Key::global());
         let mut limits = vec![limit("down"), limit("shadow").shadow()];
         limits.extend(more.then(|| limit("well")));
         let limits = Limits::new(limits).store(store);
@@ -369,7 +368,7 @@ async fn a_shadow_limit_counts_what_passes_since_other_shards_fail() {
 async fn heads_that_can_not_use_what_is_left_do_not_ask_at_once_again() {
     for lines in [1, 2] {
         let database = Database::in_turns();
-        let far = Quota::per_minute(4).key(global()).name("far").cost_fn(|parts| {
+        let far = Quota::per_minute(4).key(Key::global()).name("far").cost_fn(|parts| {
             parts.headers.get("cost").map_or(1, |cost| cost.to_str().unwrap().parse().unwrap())
         });
         let far = far.store(Remote::around(database.clone()));

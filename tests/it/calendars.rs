@@ -6,9 +6,9 @@ use axum::response::Response;
 use axum::routing::get as on_get;
 use http::{Request, StatusCode};
 use tower::ServiceExt;
-use tower_fixed_window::key::global;
 use tower_fixed_window::{
-    FixedWindowLayer, Headers, Limit, ManualClock, MemoryStore, Quota, Quotas, RateLimitEndpoint,
+    FixedWindowLayer, Headers, Key, Limit, ManualClock, MemoryStore, Quota, Quotas,
+    RateLimitEndpoint,
 };
 
 /// 2026-03-29 00:00:00.500 UTC: in Berlin, two and a half hours before clocks are set forward.
@@ -20,7 +20,7 @@ const MARCH_S: u64 = 1_774_994_400;
 
 fn layer(quotas: impl Into<Quotas>, clock: &ManualClock) -> FixedWindowLayer {
     let store = MemoryStore::new().clock(clock.clone());
-    FixedWindowLayer::new(Limit::new(quotas).name("plan").key(global()).store(store))
+    FixedWindowLayer::new(Limit::new(quotas).name("plan").key(Key::global()).store(store))
 }
 
 async fn get(app: &Router, path: &str) -> Response {

@@ -8,9 +8,9 @@ use axum::routing::get as on_get;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::{extension, global, header};
+use tower_fixed_window::key::{extension, header};
 use tower_fixed_window::{
-    FixedWindowLayer, GitHubBody, Grpc, Limit, OnStoreFailure, Quota, RateLimitEndpoint,
+    FixedWindowLayer, GitHubBody, Grpc, Key, Limit, OnStoreFailure, Quota, RateLimitEndpoint,
 };
 
 use crate::client_libraries::{hello, serve_hyper};
@@ -37,7 +37,7 @@ where
 /// Two resources under one clock, which are counted and shown.
 fn app(mood: Mood) -> Router {
     let store = TestStore::new(mood);
-    let core = Quota::per_hour(5_000).name("core").key(global()).store(store.clone());
+    let core = Quota::per_hour(5_000).name("core").key(Key::global()).store(store.clone());
     let search = everyone(30).name("search").store(store);
     let (core, search) = (FixedWindowLayer::new(core), FixedWindowLayer::new(search));
     Router::new()
@@ -192,7 +192,7 @@ async fn of_several_quotas_the_one_with_the_fewest_left_is_shown() {
         Quota::per_minute(5)
             .and(Quota::per_hour(2))
             .name("api")
-            .key(global())
+            .key(Key::global())
             .store(TestStore::new(Mood::Now)),
     );
     let (_, told) = ask(&RateLimitEndpoint::new([&layer]), get("/")).await;
@@ -260,7 +260,7 @@ fn a_layer_without_a_name_can_not_be_shown() {
 async fn it_asks_all_layers_at_once() {
     let store = FarStore::new(|| 50);
     let layer = |name: &str| {
-        FixedWindowLayer::new(Quota::per_hour(9).name(name).key(global()).store(store.clone()))
+        FixedWindowLayer::new(Quota::per_hour(9).name(name).key(Key::global()).store(store.clone()))
     };
     let layers = ["a", "b", "c", "d", "e"].map(layer);
     let start = tokio::time::Instant::now();
@@ -277,7 +277,7 @@ async fn a_caller_without_a_limit_sees_no_numbers() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         let unlimited = |name| {
-            let limit = Limit::by_plan(|_, _| None::<Quota>).name(name).key(global());
+            let limit = Limit::by_plan(|_, _| None::<Quota>).name(name).key(Key::global());
             FixedWindowLayer::new(limit.store(store.clone()))
         };
         let (a, b) = (unlimited("a"), unlimited("b"));

@@ -13,7 +13,6 @@ use proptest::prelude::*;
 use sfv::{Item, ListEntry, Parser};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
 use tower_fixed_window::store::Reply;
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindowLayer, Headers, Key, Limit, Limiter, Limits, Line, ManualClock,
@@ -73,7 +72,9 @@ fn asked() -> impl Strategy<Value = Vec<(u64, u64)>> {
 
 /// A limit whose requests have their cost in the path.
 fn limit(quotas: impl Into<Quotas>) -> Limit {
-    Limit::new(quotas).key(global()).cost_fn(|parts| parts.uri.path()[1..].parse().expect("a cost"))
+    Limit::new(quotas)
+        .key(Key::global())
+        .cost_fn(|parts| parts.uri.path()[1..].parse().expect("a cost"))
 }
 
 fn layered(limit: Limit, clock: &ManualClock) -> FixedWindowLayer {

@@ -11,8 +11,7 @@ use http::HeaderName;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Limit, Quota, Quotas};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Quota, Quotas};
 
 use crate::support::RETRY_AFTER as RETRY;
 use crate::support::{
@@ -31,7 +30,7 @@ async fn ask(app: &Router) -> Response {
 }
 
 fn limit(quotas: impl Into<Quotas>) -> Limit {
-    Limit::new(quotas).key(global())
+    Limit::new(quotas).key(Key::global())
 }
 
 /// Asserts limit, remaining, used and reset, and that there is no other rate-limit field.
@@ -111,7 +110,8 @@ async fn times_are_rounded_up_and_never_zero() {
         // A window that ends half-way in a second: 1.5 s of it are left at first.
         let quota = Quota::new(1, Duration::from_millis(2_500))
             .starting_at(Duration::from_millis(NOW_MS - 1_000));
-        let layer = FixedWindowLayer::new(Limit::new(quota).key(global()).store(store.clone()));
+        let layer =
+            FixedWindowLayer::new(Limit::new(quota).key(Key::global()).store(store.clone()));
         let app = app().layer(layer);
         let end = NOW_MS + 1_500;
         let reset = end.div_ceil(1_000).to_string();

@@ -10,7 +10,7 @@ use axum::routing::any;
 use http::request::Builder;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::{extension, global, header};
+use tower_fixed_window::key::{extension, header};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope};
 use tower_fixed_window::testing::{Hello, ask, ask_around, block_on};
 use tower_fixed_window::{
@@ -100,9 +100,9 @@ fn a_request_passes_if_all_limits_hold_and_a_refusal_takes_from_none() {
 #[test]
 fn the_body_and_the_ietf_fields_name_all_limits() {
     let (limits, _) = limits([
-        Quota::per_minute(1).name("a").key(global()),
-        Quota::per_hour(5).name("b").key(global()),
-        Quota::per_day(1).name("c").key(global()),
+        Quota::per_minute(1).name("a").key(Key::global()),
+        Quota::per_hour(5).name("b").key(Key::global()),
+        Quota::per_day(1).name("c").key(Key::global()),
     ]);
     let layer = FixedWindowLayer::new(&limits).headers(Headers::GitHubAndIetfDraft10);
 
@@ -142,8 +142,8 @@ fn a_limit_that_is_unlimited_for_a_request_takes_no_part() {
         }
     };
     let (limits, _) = limits([
-        Limit::by_plan(plan(Quota::per_minute(1))).name("requests").key(global()),
-        Limit::by_plan(plan(Quota::per_day(9))).name("tokens").key(global()).cost_fn(|_| 2),
+        Limit::by_plan(plan(Quota::per_minute(1))).name("requests").key(Key::global()),
+        Limit::by_plan(plan(Quota::per_day(9))).name("tokens").key(Key::global()).cost_fn(|_| 2),
     ]);
     let layer = FixedWindowLayer::new(&limits);
     assert_eq!(fields(&ask(&layer, Request::get("/"))), ["1", "0", "1", "requests"]);
@@ -158,8 +158,8 @@ fn a_limit_that_is_unlimited_for_a_request_takes_no_part() {
 #[test]
 fn a_limit_in_shadow_never_refuses_is_charged_behind_the_others_and_is_in_no_field() {
     let (limits, _) = limits([
-        Quota::per_minute(2).name("requests").key(global()),
-        Quota::per_minute(1).name("tokens").key(global()).shadow(),
+        Quota::per_minute(2).name("requests").key(Key::global()),
+        Quota::per_minute(1).name("tokens").key(Key::global()).shadow(),
     ]);
     let layer = FixedWindowLayer::new(&limits).count_if(|response| response.status != 204);
     let used = || {
@@ -197,8 +197,8 @@ fn a_limit_in_shadow_never_refuses_is_charged_behind_the_others_and_is_in_no_fie
 #[test]
 fn a_true_cost_takes_nothing_of_a_limit_in_shadow_that_would_refuse() {
     let (limits, _) = limits([
-        Quota::per_minute(9).name("requests").key(global()),
-        Quota::per_minute(10).name("tokens").key(global()).cost_fn(|_| 8).settled().shadow(),
+        Quota::per_minute(9).name("requests").key(Key::global()),
+        Quota::per_minute(10).name("tokens").key(Key::global()).cost_fn(|_| 8).settled().shadow(),
     ]);
     let layer = FixedWindowLayer::new(&limits);
     for used in [3, 3] {
@@ -212,8 +212,8 @@ fn a_true_cost_takes_nothing_of_a_limit_in_shadow_that_would_refuse() {
 #[test]
 fn the_first_limit_in_shadow_makes_no_other_one_pass() {
     let (limits, _) = limits([
-        Quota::per_minute(9).name("watched").key(global()).shadow(),
-        Quota::per_minute(1).name("requests").key(global()),
+        Quota::per_minute(9).name("watched").key(Key::global()).shadow(),
+        Quota::per_minute(1).name("requests").key(Key::global()),
     ]);
     let layer = FixedWindowLayer::new(&limits);
     assert_eq!(fields(&ask(&layer, Request::get("/"))), ["1", "0", "1", "requests"]);
@@ -228,8 +228,8 @@ fn the_first_limit_in_shadow_makes_no_other_one_pass() {
 #[test]
 fn a_dropped_request_is_given_back_by_limits_in_shadow() {
     for enforced in [true, false] {
-        let watched = Quota::per_minute(9).name("watched").key(global()).shadow();
-        let other = Quota::per_minute(9).name("other").key(global());
+        let watched = Quota::per_minute(9).name("watched").key(Key::global()).shadow();
+        let other = Quota::per_minute(9).name("other").key(Key::global());
         let (limits, _) = limits([watched, if enforced { other } else { other.shadow() }]);
         let layer = FixedWindowLayer::new(&limits).refund_dropped();
         let mut service = layer.layer(service_fn(async |_: Request<String>| {
@@ -247,11 +247,11 @@ fn a_dropped_request_is_given_back_by_limits_in_shadow() {
 #[test]
 fn what_an_inner_layer_refuses_is_counted_by_no_limit_in_shadow() {
     for enforced in [true, false] {
-        let watched = Quota::per_minute(9).name("watched").key(global()).shadow();
-        let other = Quota::per_minute(9).name("other").key(global());
+        let watched = Quota::per_minute(9).name("watched").key(Key::global()).shadow();
+        let other = Quota::per_minute(9).name("other").key(Key::global());
         let (limits, _) = limits([watched, if enforced { other } else { other.shadow() }]);
         let clock = ManualClock::at_ms(NOW_MS);
-        let inner = Quota::per_minute(1).key(global()).store(MemoryStore::new().clock(clock));
+        let inner = Quota::per_minute(1).key(Key::global()).store(MemoryStore::new().clock(clock));
         let service = FixedWindowLayer::new(inner).layer(Hello);
         for status in [200, 429] {
             let outer = FixedWindowLayer::new(&limits);
@@ -264,9 +264,9 @@ fn what_an_inner_layer_refuses_is_counted_by_no_limit_in_shadow() {
 
 fn settled() -> [Limit; 3] {
     [
-        Quota::per_minute(6).name("requests").key(global()),
-        Quota::per_hour(1_000).name("tokens").key(global()).cost_fn(|_| 100).settled(),
-        Quota::per_day(50).name("cents").key(global()).cost_fn(|_| 5).settled(),
+        Quota::per_minute(6).name("requests").key(Key::global()),
+        Quota::per_hour(1_000).name("tokens").key(Key::global()).cost_fn(|_| 100).settled(),
+        Quota::per_day(50).name("cents").key(Key::global()).cost_fn(|_| 5).settled(),
     ]
 }
 
@@ -299,9 +299,10 @@ fn a_response_settles_each_limit_by_its_name() {
 #[test]
 fn an_estimate_of_zero_passes_where_the_true_cost_does_not_fit_and_one_of_one_does_not() {
     for (estimate, status) in [(0, StatusCode::OK), (1, StatusCode::TOO_MANY_REQUESTS)] {
-        let tokens = Quota::per_hour(100).name("tokens").key(global());
+        let tokens = Quota::per_hour(100).name("tokens").key(Key::global());
         let tokens = tokens.cost_fn(move |_| estimate).settled();
-        let layer = FixedWindowLayer::new([tokens, Quota::per_day(9).name("day").key(global())]);
+        let layer =
+            FixedWindowLayer::new([tokens, Quota::per_day(9).name("day").key(Key::global())]);
         let ask = |cost| {
             let handler = any(axum::Extension(TrueCost::of("tokens", cost)));
             ask_around(&layer, handler, Request::get("/")).status()
@@ -427,7 +428,7 @@ fn late<T: Send + 'static>(ask: impl FnOnce() -> Reply<T> + Send + 'static) -> R
 fn an_outer_layer_of_several_limits_gives_back_what_an_inner_layer_refuses() {
     let (limits, _) = limits(settled());
     let outer = FixedWindowLayer::new(&limits);
-    let inner = FixedWindowLayer::new(Quota::per_minute(0).name("inner").key(global()));
+    let inner = FixedWindowLayer::new(Quota::per_minute(0).name("inner").key(Key::global()));
     let response = ask_around(&outer, inner.layer(Hello), Request::get("/"));
     assert_eq!((response.status(), fields(&response)[3]), (StatusCode::TOO_MANY_REQUESTS, "inner"));
     assert_eq!(used(&limits, |_| Key::global()), [0, 0, 0]);
@@ -482,7 +483,7 @@ fn limits_of_an_organization_and_of_its_users() {
 
 #[test]
 fn a_layer_changes_its_quotas_with_those_of_its_limits() {
-    let api = Limiter::new(Quota::per_minute(1).name("api").key(global()));
+    let api = Limiter::new(Quota::per_minute(1).name("api").key(Key::global()));
     let (one, other) = (FixedWindowLayer::new(&api), FixedWindowLayer::new(&api));
     assert_eq!(ask(&one, Request::get("/")).status(), 200);
     assert_eq!(ask(&other, Request::get("/")).status(), 429, "they are one limit");

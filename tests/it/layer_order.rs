@@ -16,7 +16,7 @@ use axum::{BoxError, Router};
 use http::{HeaderName, Method, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::{PeerAddr, extension, global, header, peer_ip};
+use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
 use tower_fixed_window::{
     EmptyBody, FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, MemoryStore, Quota,
     Reject,
@@ -170,7 +170,7 @@ async fn compression_inside_of_the_limit_changes_the_body_type_of_a_refusal() {
 }
 
 fn paused(quota: Quota) -> FixedWindowLayer {
-    in_memory(quota.key(global()))
+    in_memory(quota.key(Key::global()))
 }
 
 fn in_memory(limit: Limit) -> FixedWindowLayer {

@@ -12,7 +12,7 @@ use http::{Request, Response};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::{global, header};
+use tower_fixed_window::key::header;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, OnStoreFailure,
@@ -95,8 +95,9 @@ async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
     let _guard = metrics::set_default_local_recorder(recorder);
 
     let store = TestStore::new(Mood::Later);
-    let layer =
-        FixedWindowLayer::new(Limit::new(THREE).name("login").key(global()).store(store.clone()));
+    let layer = FixedWindowLayer::new(
+        Limit::new(THREE).name("login").key(Key::global()).store(store.clone()),
+    );
     let login = limited(layer);
     for status in [200, 200, 200, 429, 429] {
         assert_eq!(ask(&login).await, status);
@@ -155,7 +156,7 @@ async fn metrics_count_decisions_without_a_call() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
     let store = TestStore::new(Mood::Later).shared();
-    let login = Quota::per_hour(1).name("login").key(global());
+    let login = Quota::per_hour(1).name("login").key(Key::global());
     let login = limited(FixedWindowLayer::new(login.store(store)));
     for status in [200, 429, 429, 429] {
         assert_eq!(ask(&login).await, status);
@@ -212,7 +213,7 @@ async fn requests_that_wait_are_counted_with_how_long_they_did() {
     let layer = FixedWindowLayer::new(
         Quota::per_second(1)
             .name("api")
-            .key(global())
+            .key(Key::global())
             .store(MemoryStore::new().clock(paused_clock())),
     )
     .queue(2, Duration::from_secs(60));
@@ -248,7 +249,7 @@ async fn a_store_failure_is_an_outcome_without_a_fallback() {
             let _guard = metrics::set_default_local_recorder(recorder);
             let log = Log::start();
             let store = TestStore::new(failure).on_failure(policy);
-            let limit = THREE.name("api").key(global());
+            let limit = THREE.name("api").key(Key::global());
             let limit = if shadow { limit.shadow() } else { limit };
             let service = limited(FixedWindowLayer::new(limit.store(store)));
             assert_eq!(ask(&service).await, status);
@@ -277,7 +278,8 @@ async fn each_of_several_limits_counts_a_request_without_a_decision() {
         let (recorder, handle) = recorder();
         let _guard = metrics::set_default_local_recorder(recorder);
         let store = TestStore::new(Mood::FailsLater).on_failure(policy);
-        let limits = [THREE.name("requests").key(global()), THREE.name("tokens").key(header(key))];
+        let limits =
+            [THREE.name("requests").key(Key::global()), THREE.name("tokens").key(header(key))];
         let service = limited(FixedWindowLayer::new(Limits::new(limits).store(store)));
         let request = Request::get("/").header("x-key", "a").body(Body::empty()).expect("valid");
         let response = service.clone().oneshot(request).await.expect("infallible");
@@ -455,9 +457,12 @@ async fn a_refusal_is_logged_with_its_quota_and_retry_after() {
 #[tokio::test]
 async fn a_refusal_by_several_limits_is_one_line_and_counts_for_each_of_them() {
     let minute = Quota::per_minute(1);
-    let day = || Quota::per_day(1).name("day").key(global());
-    let all =
-        [minute.name("minute").key(global()), day(), Quota::per_hour(9).name("much").key(global())];
+    let day = || Quota::per_day(1).name("day").key(Key::global());
+    let all = [
+        minute.name("minute").key(Key::global()),
+        day(),
+        Quota::per_hour(9).name("much").key(Key::global()),
+    ];
     let limits = Limits::new(all).store(MemoryStore::new().clock(ManualClock::at_ms(NOW_MS)));
     let (recorder, metrics) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
@@ -496,7 +501,7 @@ async fn the_start_and_the_end_of_an_outage_are_logged() {
         for failure in [Mood::FailsNow, Mood::FailsLater, Mood::Hangs] {
             let log = Log::start();
             let store = TestStore::new(Mood::Later).in_time();
-            let limit = Quota::new(1_000, Quota::MAX_WINDOW).name("api").key(global());
+            let limit = Quota::new(1_000, Quota::MAX_WINDOW).name("api").key(Key::global());
             let counted = store.clone().on_failure(policy);
             let service = limited(FixedWindowLayer::new(limit.store(counted)));
             ask(&service).await;
@@ -630,7 +635,7 @@ async fn on_decision_is_not_called_without_a_decision() {
                     seen.lock().expect("no panic").push(decision.is_local());
                 })
             };
-            assert_eq!(ask(&limited(layer(THREE.key(global())))).await, 200);
+            assert_eq!(ask(&limited(layer(THREE.key(Key::global())))).await, 200);
             assert_eq!(ask(&limited(layer(THREE.key(header("x-missing"))))).await, 400);
             assert_eq!(*shown.lock().expect("no panic"), expected, "{failure:?}, {policy:?}");
         }

@@ -11,7 +11,7 @@ use http::{Request, Response};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::{global, header};
+use tower_fixed_window::key::header;
 use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, MemoryStore, Quota};
 
 use crate::support::{FarStore, get, limiter_of, paused_clock};
@@ -19,7 +19,7 @@ use crate::support::{FarStore, get, limiter_of, paused_clock};
 const LONG: Duration = Duration::from_secs(60);
 
 fn a_second(limit: u64) -> FixedWindowLayer {
-    in_memory(Quota::per_second(limit).key(global()))
+    in_memory(Quota::per_second(limit).key(Key::global()))
 }
 
 fn in_memory(limit: Limit) -> FixedWindowLayer {
@@ -280,7 +280,8 @@ async fn under_a_concurrency_limit_all_are_served_within_the_limit_of_each_windo
 async fn late_requests_pass_in_order_with_a_remote_store() {
     for reversed in [false, true] {
         let gate = Gate::new();
-        let limiter = Quota::per_second(2).name("far").key(global()).store(FarStore::new(|| 3));
+        let limiter =
+            Quota::per_second(2).name("far").key(Key::global()).store(FarStore::new(|| 3));
         let layer = FixedWindowLayer::new(&limiter).queue(9, LONG);
         let statuses = served_late(&layer, &gate, 7, 6_400, reversed).await;
         assert_eq!(statuses, [200; 7]);
@@ -296,7 +297,7 @@ async fn late_requests_pass_in_order_with_a_remote_store() {
 async fn a_late_request_overdraws_none_of_several_quotas() {
     let gate = Gate::new();
     let quotas = Quota::per_second(1).and(Quota::per_hour(10));
-    let layer = in_memory(quotas.key(global())).queue(5, LONG);
+    let layer = in_memory(quotas.key(Key::global())).queue(5, LONG);
     let limiter = limiter_of(&layer);
     let statuses = served_late(&layer, &gate, 3, 4_500, true).await;
     assert_eq!(statuses, [200; 3]);

@@ -23,7 +23,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::{PeerAddr, client_ip, extension, global, header, peer_ip};
+use tower_fixed_window::key::{PeerAddr, client_ip, extension, header, peer_ip};
 use tower_fixed_window::store::{Remote, Store};
 use tower_fixed_window::{
     FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, Limiter, Limits, Line, MemoryStore,
@@ -134,7 +134,8 @@ const CONNECT_INFO: &str = "into_make_service_with_connect_info::<SocketAddr>()"
 fn a_key_that_the_server_leaves_out_is_a_mistake_in_several_limits_too() {
     let log = logged(async || {
         let by = |key: Limit| {
-            let layer = FixedWindowLayer::new([QUOTA.name("all").key(global()), key.name("each")]);
+            let layer =
+                FixedWindowLayer::new([QUOTA.name("all").key(Key::global()), key.name("each")]);
             async move { ask(&layer, Request::new(Body::empty())).await.status() }
         };
         // The client's own omission is none.
@@ -201,7 +202,7 @@ fn true_costs_that_no_limit_takes_are_told_once() {
     };
     for (case, name) in [(0, "\"tokens\""), (1, "\"cents\""), (2, "\"\"")] {
         let log = logged_in_case(case, async |case| {
-            let key = |name| QUOTA.name(name).key(global());
+            let key = |name| QUOTA.name(name).key(Key::global());
             match case {
                 0 => ask(vec![key("tokens")], costs[0]).await,
                 1 => ask(vec![key("tokens").settled(), key("cents")], costs[1]).await,
@@ -209,7 +210,7 @@ fn true_costs_that_no_limit_takes_are_told_once() {
             }
             // Applied true costs are not mistakes.
             ask(vec![key("tokens").settled()], costs[0]).await;
-            ask(vec![Limit::new(QUOTA).key(global()).settled()], costs[2]).await;
+            ask(vec![Limit::new(QUOTA).key(Key::global()).settled()], costs[2]).await;
         });
         assert!(only_line(&log).contains(&format!("a true cost of {name}, ")), "{log:#?}");
         assert!(log[0].contains(".settled()"), "{log:#?}");
@@ -220,7 +221,7 @@ fn true_costs_that_no_limit_takes_are_told_once() {
 #[test]
 fn a_true_cost_of_ten_windows_is_told_once() {
     let settle = async |case: usize, cost: u64| {
-        let limit = |name| Quota::per_minute(100).name(name).key(global()).settled();
+        let limit = |name| Quota::per_minute(100).name(name).key(Key::global()).settled();
         let limits = Limits::new([limit("tokens"), limit("cents")]);
         let tokens = limits.of("tokens");
         match case {
@@ -339,7 +340,7 @@ fn nobody_is_warned_of_a_proxy_who_has_none_or_trusts_it() {
         local(limited_by(client_ip().trusting_hops(1))).await;
         local(limited_by(client_ip().trusting_hops(0))).await;
         local(limited_by(header("x-real-ip").or(peer_ip()))).await;
-        local(limited_by(global())).await;
+        local(limited_by(Key::global())).await;
         local(per_minute().skip(|_| true)).await;
         // A client may send the headers of a proxy.
         for peer in ["192.0.2.1", "100.128.0.1", "172.32.0.1", "2001:db8::1"] {
@@ -415,7 +416,7 @@ fn a_developer_who_asks_a_container_is_not_warned_of_docker() {
             let _ = ask(&per_minute(), from_shop(peer)).await;
         }
         let _ = ask(&limited_by(client_ip().trusting_hops(0)), from_shop("172.17.0.1")).await;
-        let _ = ask(&limited_by(global()), from_shop("172.17.0.1")).await;
+        let _ = ask(&limited_by(Key::global()), from_shop("172.17.0.1")).await;
     });
     assert_eq!(log, [""; 0]);
 }
@@ -476,7 +477,7 @@ fn the_same_layer_twice_is_noticed_without_headers_and_with_a_queue() {
                 _ => per_minute().queue(10, Duration::from_secs(60)),
             };
             // Another limit is between the two.
-            let other = limited_by(global());
+            let other = limited_by(Key::global());
             let layers = ServiceBuilder::new().layer(layer.clone()).layer(other).layer(layer);
             let app: Router = Router::new().route("/", on_get(async || "hello")).layer(layers);
             let _ = app.oneshot(from("192.0.2.7")).await;
@@ -502,7 +503,7 @@ fn layers_that_share_a_count_on_purpose_are_not_taken_for_one() {
         let others = [
             per_minute(),
             counted(QUOTA.name("other")),
-            counted(limit.clone().key(global())),
+            counted(limit.clone().key(Key::global())),
             counted(limit.cost_fn(|_| 9)),
             layer.clone().count_if(|response| response.status == StatusCode::UNAUTHORIZED),
             counted(Limit::by_plan(|_, _| Quota::per_hour(10)).name("api")),
@@ -905,16 +906,16 @@ fn a_key_that_the_server_leaves_out_is_a_mistake_of_the_endpoint_too() {
 fn a_true_cost_of_a_limit_that_a_request_does_not_have_is_no_mistake() {
     for case in 0..5 {
         let log = logged_in_case(case, async |case| {
-            let tokens = || QUOTA.name("tokens").key(global()).settled();
+            let tokens = || QUOTA.name("tokens").key(Key::global()).settled();
             let unlimited = || Limit::by_plan(|_, _: &Key| Plan::UNLIMITED).name("tokens");
             let outer = match case {
                 0 => FixedWindowLayer::new(tokens()).skip(|_| true),
-                1 => FixedWindowLayer::new(unlimited().key(global()).settled()),
+                1 => FixedWindowLayer::new(unlimited().key(Key::global()).settled()),
                 2 => FixedWindowLayer::new(Quota::per_day(0).name("tokens").settled().shadow()),
                 3 => FixedWindowLayer::new(tokens()).count_if(|_| false),
                 _ => FixedWindowLayer::new(tokens()),
             };
-            let inner = FixedWindowLayer::new(QUOTA.name("cents").key(global()).settled());
+            let inner = FixedWindowLayer::new(QUOTA.name("cents").key(Key::global()).settled());
             let service = service_fn(async |_: Request<Body>| {
                 let mut response = Response::new(Body::empty());
                 response.extensions_mut().insert(TrueCost::of("tokens", 7).and("cents", 1));

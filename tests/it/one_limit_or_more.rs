@@ -9,7 +9,6 @@ use axum::routing::any;
 use http::Request;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt};
-use tower_fixed_window::key::global;
 use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
 use tower_fixed_window::testing::{ask, block_on};
 use tower_fixed_window::{
@@ -21,7 +20,7 @@ const NAMES: [&str; 3] = ["one", "two", "three"];
 
 /// A limit of each name, from one to three of them. The first is in shadow mode if `shadow`.
 fn limits(count: usize, per_minute: u64, shadow: bool) -> Vec<Limit> {
-    let limit = |name| Quota::per_minute(per_minute).name(name).key(global());
+    let limit = |name| Quota::per_minute(per_minute).name(name).key(Key::global());
     let limits = NAMES[..count].iter().map(|name| limit(name));
     limits
         .enumerate()
@@ -48,7 +47,7 @@ fn told(layer: FixedWindowLayer, to: &Told) -> FixedWindowLayer {
 fn a_hook_hears_of_a_limit_in_shadow_mode_alone_and_beside_others() {
     for count in 1..=3 {
         let mut all = limits(count, 9, false);
-        all[0] = Quota::per_minute(1).name("one").key(global()).shadow();
+        all[0] = Quota::per_minute(1).name("one").key(Key::global()).shadow();
         let heard = Told::default();
         let layer = told(FixedWindowLayer::new(Limits::new(all).store(store())), &heard);
         for allowed in [true, false] {

@@ -4,7 +4,7 @@ use axum::body::{Body, to_bytes};
 use http::{HeaderName, Request, Response, StatusCode};
 use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::{extension, global, header};
+use tower_fixed_window::key::{extension, header};
 use tower_fixed_window::{
     EmptyBody, FixedWindowLayer, GitHubBody, Grpc, Headers, Key, OnStoreFailure, Quota, Reject,
 };
@@ -86,7 +86,7 @@ fn fits(schema: &Value, value: &Value) -> bool {
 }
 
 fn one_a_day() -> FixedWindowLayer {
-    FixedWindowLayer::new(Quota::per_day(1).from_first_request().key(global()))
+    FixedWindowLayer::new(Quota::per_day(1).from_first_request().key(Key::global()))
 }
 
 #[tokio::test]
@@ -97,8 +97,8 @@ async fn a_refusal_is_as_described() {
         compare(one_a_day().headers(headers), 2, 429).await;
         compare(one_a_day().headers(headers).reject(GitHubBody), 2, 429).await;
         compare(one_a_day().headers(headers).reject(EmptyBody), 2, 429).await;
-        let named = Quota::per_day(1).from_first_request().name("api").key(global());
-        let also = Quota::per_hour(9).name("burst").key(global());
+        let named = Quota::per_day(1).from_first_request().name("api").key(Key::global());
+        let also = Quota::per_hour(9).name("burst").key(Key::global());
         compare(FixedWindowLayer::new([named, also]).headers(headers), 2, 429).await;
     }
     compare(one_a_day().status(StatusCode::FORBIDDEN), 2, 403).await;
@@ -107,10 +107,10 @@ async fn a_refusal_is_as_described() {
     let by_header = FixedWindowLayer::new(Quota::per_day(1).key(header("x-api-key")));
     compare(by_header.status(StatusCode::BAD_REQUEST), 1, 400).await;
     let store = TestStore::new(Mood::FailsNow).shared().on_failure(OnStoreFailure::Deny);
-    let failing = Quota::per_day(1).name("api").key(global()).store(store);
+    let failing = Quota::per_day(1).name("api").key(Key::global()).store(store);
     compare(FixedWindowLayer::new(failing).status(StatusCode::SERVICE_UNAVAILABLE), 1, 503).await;
     // Waiting does not help.
-    compare(FixedWindowLayer::new(Quota::per_day(0).key(global())), 1, 429).await;
+    compare(FixedWindowLayer::new(Quota::per_day(0).key(Key::global())), 1, 429).await;
 }
 
 #[tokio::test]
@@ -127,12 +127,12 @@ async fn a_request_that_can_t_be_decided_is_as_described() {
 async fn a_store_that_may_fail_is_described() {
     for mood in [Mood::FailsNow, Mood::FailsLater] {
         let store = TestStore::new(mood).shared().on_failure(OnStoreFailure::Deny);
-        let limit = Quota::per_day(1).name("api").key(global()).store(store);
+        let limit = Quota::per_day(1).name("api").key(Key::global()).store(store);
         compare(FixedWindowLayer::new(limit), 1, 503).await;
     }
     assert_eq!(one_a_day().openapi_responses().get("503"), None);
     for store in [TestStore::new(Mood::Now).shared(), TestStore::new(Mood::Later)] {
-        let limit = Quota::per_day(1).name("api").key(global()).store(store);
+        let limit = Quota::per_day(1).name("api").key(Key::global()).store(store);
         assert!(FixedWindowLayer::new(limit).openapi_responses()["503"].is_object());
     }
     let waiting = one_a_day().queue(1, std::time::Duration::from_secs(1));

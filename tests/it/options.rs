@@ -9,7 +9,6 @@ use futures_util::{StreamExt, stream};
 use http::{HeaderMap, Request, Response, StatusCode};
 use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure,
     Plan, Quota, TrueCost,
@@ -78,7 +77,7 @@ async fn plans_share_a_counter_and_differ_in_their_limits() {
             Limit::by_plan(|parts, _| {
                 Quota::per_minute(if parts.uri.path() == "/pro" { 3 } else { 1 })
             })
-            .key(global()),
+            .key(Key::global()),
             mood,
         );
         let mut service = service!(layer);
@@ -100,7 +99,7 @@ async fn plans_share_a_counter_and_differ_in_their_limits() {
 #[tokio::test]
 async fn a_refusal_names_the_plan_that_refused() {
     for mood in ANSWERS {
-        let layer = layered(Limit::by_plan(|_, _| Quota::per_hour(0)).key(global()), mood);
+        let layer = layered(Limit::by_plan(|_, _| Quota::per_hour(0)).key(Key::global()), mood);
         let refused = call(&mut service!(layer), "/").await;
         let body = axum::body::to_bytes(refused.into_body(), 1_000).await.expect("a body");
         let text = std::str::from_utf8(&body).expect("JSON");
@@ -182,7 +181,7 @@ async fn a_response_is_judged_only_if_its_request_is_charged() {
         });
         let judged = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let judge = std::sync::Arc::clone(&judged);
-        let layer = layered(plan.key(global()), mood)
+        let layer = layered(plan.key(Key::global()), mood)
             .skip(|parts| parts.uri.path() == "/health")
             .count_if(move |response| {
                 judge.lock().expect("no panic").push(response.status.as_u16());
@@ -536,7 +535,7 @@ async fn an_exempted_preflight_is_neither_counted_nor_refused() {
 async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_window() {
     let clock = ManualClock::at_ms(NOW_MS);
     let layer = FixedWindowLayer::new(
-        Quota::per_minute(9).key(global()).store(MemoryStore::new().clock(clock.clone())),
+        Quota::per_minute(9).key(Key::global()).store(MemoryStore::new().clock(clock.clone())),
     )
     .count_if(|_| false);
     let limiter = limiter_of(&layer);
@@ -559,7 +558,7 @@ async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_windo
 /// A layer whose requests cost what their metered bodies say, and its clock.
 fn metered(limit: impl Into<Limit>) -> (FixedWindowLayer, ManualClock) {
     let clock = ManualClock::at_ms(NOW_MS);
-    let limit = limit.into().key(global()).settled();
+    let limit = limit.into().key(Key::global()).settled();
     let layer = FixedWindowLayer::new(limit.store(MemoryStore::new().clock(clock.clone())));
     (layer, clock)
 }
@@ -632,7 +631,7 @@ async fn a_plan_that_is_none_has_no_limit_whatever_type_the_closure_returns() {
         Option<Q>: Into<Plan>,
     {
         let plan = move |parts: &_, _: &_| is_free(parts).then_some(quotas);
-        Limit::by_plan(plan).key(global())
+        Limit::by_plan(plan).key(Key::global())
     }
     for mood in ANSWERS {
         let (one, several) = (Quota::per_minute(1), Quota::per_minute(1).and(Quota::per_hour(1)));
@@ -678,7 +677,7 @@ async fn an_extractor_may_be_chosen_at_run_time() {
     use tower_fixed_window::{Key, KeyExtractor};
 
     let boxed: Box<dyn KeyExtractor> = Box::new(header("x-key"));
-    let shared: Arc<dyn KeyExtractor> = Arc::new(global());
+    let shared: Arc<dyn KeyExtractor> = Arc::new(Key::global());
     for (key, expected) in [(Ok(boxed), None), (Err(shared), Some(Key::global()))] {
         let limit = match key {
             Ok(boxed) => Quota::per_minute(9).key(boxed),

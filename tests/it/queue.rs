@@ -13,7 +13,7 @@ use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::{global, header};
+use tower_fixed_window::key::header;
 use tower_fixed_window::{
     FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, Limits, MemoryStore, Quota, Quotas, Store,
 };
@@ -21,7 +21,7 @@ use tower_fixed_window::{
 use crate::support::{FarStore, get, limiter_of, paused_clock};
 
 fn ten_a_second(queue: u64, max_wait: Duration) -> FixedWindowLayer {
-    in_memory(Quota::per_second(10).key(global())).queue(queue, max_wait)
+    in_memory(Quota::per_second(10).key(Key::global())).queue(queue, max_wait)
 }
 
 fn in_memory(limit: Limit) -> FixedWindowLayer {
@@ -99,7 +99,8 @@ async fn a_dropped_waiter_frees_its_place() {
 /// One a second: the first passes, and two wait.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_waiter_leaves_its_turn_and_its_tokens_to_others() {
-    let layer = in_memory(Quota::per_second(1).key(global())).queue(10, Duration::from_secs(3));
+    let layer =
+        in_memory(Quota::per_second(1).key(Key::global())).queue(10, Duration::from_secs(3));
     for dropped in [0, 1] {
         let served = Served::default();
         let service = noting(&layer, &served);
@@ -164,7 +165,7 @@ async fn a_request_may_wait_for_exactly_as_long_as_max_wait() {
 /// The timer of a request behind the first one may fire earlier.
 #[tokio::test(start_paused = true)]
 async fn a_request_at_its_deadline_lets_the_first_one_go_before() {
-    let layer = in_memory(Quota::per_second(2).key(global())).queue(5, Duration::from_secs(1));
+    let layer = in_memory(Quota::per_second(2).key(Key::global())).queue(5, Duration::from_secs(1));
     let service = noting(&layer, &Served::default());
     let ask = || Box::pin(service.clone().oneshot(get("/")));
     let passes = |response: Option<Result<Response<Body>, Infallible>>| {
@@ -182,7 +183,7 @@ async fn a_request_at_its_deadline_lets_the_first_one_go_before() {
 #[tokio::test(start_paused = true)]
 async fn those_who_waited_in_vain_are_told_to_come_after_all_that_are_before_them() {
     let layer =
-        in_memory(Quota::per_second(2).key(global())).queue(5, Duration::from_millis(2_500));
+        in_memory(Quota::per_second(2).key(Key::global())).queue(5, Duration::from_millis(2_500));
     let (limiter, service) = (limiter_of(&layer), noting(&layer, &Served::default()));
     let take_all = || limiter.check_cost(Key::global(), 2).now_or_never().expect("memory");
     assert!(take_all().expect("memory").allowed());
@@ -204,7 +205,7 @@ async fn those_who_waited_in_vain_are_told_to_come_after_all_that_are_before_the
 
 #[tokio::test(start_paused = true)]
 async fn requests_wait_for_windows_of_quotas_of_their_own() {
-    let limit = Limit::by_plan(|_, _| Quota::per_second(5)).key(global());
+    let limit = Limit::by_plan(|_, _| Quota::per_second(5)).key(Key::global());
     let layer = in_memory(limit).queue(30, LONG);
     assert_eq!(seconds_of(&layer, 10).await, [[0; 5], [1; 5]].concat());
 }
@@ -220,7 +221,7 @@ async fn requests_that_would_wait_too_long_are_told_which_quotas_are_exceeded() 
         (second.and(many), "10", "2", r#""10/second""#),
         (many.and(second), "10", "2", r#""10/second""#),
     ] {
-        let layer = in_memory(quotas.key(global())).queue(30, Duration::from_millis(1_500));
+        let layer = in_memory(quotas.key(Key::global())).queue(30, Duration::from_millis(1_500));
         let service = noting(&layer, &Served::default());
         let requests: Vec<_> =
             (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
@@ -298,7 +299,7 @@ async fn closing_the_queue_answers_all_waiters_with_503() {
 #[tokio::test(start_paused = true)]
 async fn no_request_waits_in_shadow_mode() {
     let served = Served::default();
-    let layer = in_memory(Quota::per_second(10).key(global()).shadow()).queue(30, LONG);
+    let layer = in_memory(Quota::per_second(10).key(Key::global()).shadow()).queue(30, LONG);
     let service = noting(&layer, &served);
     for _ in 0..15 {
         let Ok(response) = service.clone().oneshot(get("/")).await;
@@ -322,7 +323,7 @@ async fn seconds_after(
         taken == 0 || earlier.check_cost(Key::global(), taken).await.expect("memory").allowed()
     );
     let layer =
-        FixedWindowLayer::new(Limit::new(quotas).name("of-queue").key(global()).store(store));
+        FixedWindowLayer::new(Limit::new(quotas).name("of-queue").key(Key::global()).store(store));
     let served = Served::default();
     let service = noting(&layer.queue(1_000, Duration::from_secs(120)), &served);
     sleep(Duration::from_millis(at)).await;
@@ -371,7 +372,7 @@ async fn costs_pass_in_order_of_arrival_and_a_cost_of_zero_at_once() {
     let cost = |parts: &http::request::Parts| {
         parts.uri.path().rsplit('-').next().and_then(|cost| cost.parse().ok()).unwrap_or(1)
     };
-    let limit = Quota::per_second(10).key(global()).cost_fn(cost);
+    let limit = Quota::per_second(10).key(Key::global()).cost_fn(cost);
     let service = noting(&in_memory(limit).queue(30, LONG), &served);
     let mut requests = Vec::new();
     for path in ["/a-6", "/b-6", "/c-1", "/d-10", "/e-0", "/f-4", "/g-4", "/h-4"] {
@@ -409,7 +410,7 @@ async fn resets_refunds_and_new_quotas_are_noticed_when_the_first_asks_again() {
     ];
     for (i, change) in change.into_iter().enumerate() {
         let served = Served::default();
-        let layer = in_memory(Quota::per_minute(10).key(global()))
+        let layer = in_memory(Quota::per_minute(10).key(Key::global()))
             .count_if(|response| response.status != 204)
             .queue(30, LONG);
         let limiter = limiter_of(&layer);
@@ -445,8 +446,8 @@ async fn resets_refunds_and_new_quotas_are_noticed_when_the_first_asks_again() {
 async fn requests_that_wait_are_let_go_when_their_limit_goes_into_shadow_mode() {
     let memory = MemoryStore::new().clock(paused_clock());
     for (i, beside) in [false, true, false, true].into_iter().enumerate() {
-        let strict = Quota::per_day(1).name("strict").key(global());
-        let wide = Quota::per_day(100).name("wide").key(global());
+        let strict = Quota::per_day(1).name("strict").key(Key::global());
+        let wide = Quota::per_day(100).name("wide").key(Key::global());
         let limits = Limits::new([strict].into_iter().chain(beside.then_some(wide)));
         let limits = match i {
             0 | 1 => limits.store(memory.clone()),
@@ -480,7 +481,7 @@ async fn what_others_return_is_noticed_when_the_first_asks_again() {
 async fn returned_elsewhere(store: impl Store + Clone) {
     let limiter = || Quota::per_minute(2).name("of-queue").store(store.clone());
     let layer = || {
-        let limit = Quota::per_minute(2).name("of-queue").key(global());
+        let limit = Quota::per_minute(2).name("of-queue").key(Key::global());
         FixedWindowLayer::new(limit.store(store.clone()))
     };
     let limits = || {
@@ -551,7 +552,7 @@ impl Service<Request<Body>> for NeverReady {
 async fn a_request_in_the_last_millisecond_of_a_window_is_charged_once() {
     for window in [1, 2, 1_000] {
         let quota = Quota::new(2, Duration::from_millis(window));
-        let layer = in_memory(quota.key(global())).queue(9, LONG);
+        let layer = in_memory(quota.key(Key::global())).queue(9, LONG);
         let served = Served::default();
         let service = noting(&layer, &served);
         sleep(Duration::from_millis(window - 1)).await;

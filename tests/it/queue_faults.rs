@@ -20,7 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::{global, header};
+use tower_fixed_window::key::header;
 use tower_fixed_window::store::{Remote, Reply};
 use tower_fixed_window::{Clock, FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas};
 
@@ -62,7 +62,7 @@ async fn status(request: impl Future<Output = Result<Response<Body>, Infallible>
 async fn a_lone_request_passes_limits_that_are_charged_in_turns() {
     for at in 0..100 {
         let limits = ["a", "b", "c"]
-            .map(|name| Quota::new(100, Duration::from_secs(2)).name(name).key(global()));
+            .map(|name| Quota::new(100, Duration::from_secs(2)).name(name).key(Key::global()));
         let layer = FixedWindowLayer::new(Limits::new(limits).store(FarStore::new(|| 90)));
         let service = boxed(&layer.queue(10, ms(300)));
         sleep(ms(at * 20)).await;
@@ -76,7 +76,7 @@ async fn requests_are_not_refused_by_tokens_of_their_own() {
     for requests in 1..=3 {
         for at in 900..1_010 {
             let quotas = Quota::per_second(requests).and(Quota::per_minute(requests));
-            let limit = quotas.name("own-tokens").key(global());
+            let limit = quotas.name("own-tokens").key(Key::global());
             let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 20)));
             let service = boxed(&layer.queue(10, Duration::from_secs(5)));
             sleep(ms(at)).await;
@@ -99,7 +99,7 @@ impl Wake for CountWakes {
 async fn a_token_that_comes_back_wakes_no_line() {
     let layer = FixedWindowLayer::new(
         Limits::new([
-            Quota::per_hour(10).name("all").key(global()),
+            Quota::per_hour(10).name("all").key(Key::global()),
             Quota::per_hour(1).name("each").key(header("x-user")),
         ])
         .store(MemoryStore::new().clock(paused_clock())),
@@ -145,7 +145,7 @@ impl Service<Request<Body>> for WhenAsked {
 #[tokio::test(start_paused = true)]
 async fn others_may_be_refused_while_a_request_asks_its_service() {
     let store = FarStore::new(|| 20);
-    let limit = Quota::per_minute(10).name("asks-its-service").key(global());
+    let limit = Quota::per_minute(10).name("asks-its-service").key(Key::global());
     let others = limit.clone().store(store.memory.clone());
     assert!(others.check_cost(Key::global(), 10).await.expect("memory").allowed());
     let layer = FixedWindowLayer::new(limit.store(store)).queue(1, ms(500));
@@ -170,7 +170,7 @@ async fn quotas_may_be_added_and_removed_while_the_store_decides() {
     let one = Quotas::from(Quota::per_minute(2));
     let two = Quota::per_second(2).and(Quota::per_minute(2));
     for (before, after) in [(one, two), (two, one)] {
-        let limit = Limit::new(before).name("changes").key(global());
+        let limit = Limit::new(before).name("changes").key(Key::global());
         let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 200))).queue(9, LONG);
         let service = boxed(&layer);
         let spawn = || tokio::spawn(status(service.clone().oneshot(get("/"))));
@@ -187,7 +187,7 @@ async fn quotas_may_be_added_and_removed_while_the_store_decides() {
 /// 8 of 10 are used, so there is room for 1 where there is none for 5.
 #[tokio::test(start_paused = true)]
 async fn a_lower_cost_passes_when_the_higher_one_before_it_leaves() {
-    let layer = in_memory(Quota::per_hour(10).key(global()).cost_fn(cost_of)).queue(10, LONG);
+    let layer = in_memory(Quota::per_hour(10).key(Key::global()).cost_fn(cost_of)).queue(10, LONG);
     let service = boxed(&layer);
     assert_eq!(status(service.clone().oneshot(get("/8"))).await, 200);
     let high = tokio::spawn(service.clone().oneshot(get("/5")));
@@ -203,7 +203,7 @@ async fn a_lower_cost_passes_when_the_higher_one_before_it_leaves() {
 #[tokio::test(start_paused = true)]
 async fn requests_that_are_refused_at_the_same_time_ask_again_after_a_second() {
     let store = FarStore::new(|| 20);
-    let limit = Quota::per_day(50).name("at-the-same-time").key(global());
+    let limit = Quota::per_day(50).name("at-the-same-time").key(Key::global());
     let others = limit.clone().store(store.memory.clone());
     assert!(others.check_cost(Key::global(), 50).await.expect("memory").allowed());
     let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(99, LONG));
@@ -220,7 +220,7 @@ async fn requests_that_are_refused_at_the_same_time_ask_again_after_a_second() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cost_that_can_never_pass_any_more_is_refused_and_holds_up_no_other() {
-    let layer = in_memory(Quota::per_second(5).key(global()).cost_fn(cost_of)).queue(9, LONG);
+    let layer = in_memory(Quota::per_second(5).key(Key::global()).cost_fn(cost_of)).queue(9, LONG);
     let service = boxed(&layer);
     assert_eq!(status(service.clone().oneshot(get("/5"))).await, 200);
     let never = tokio::spawn(service.clone().oneshot(get("/5")));
@@ -237,7 +237,7 @@ async fn a_cost_that_can_never_pass_any_more_is_refused_and_holds_up_no_other() 
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_in_which_no_request_may_wait_lets_those_within_the_limit_pass() {
-    let limit = || Quota::per_minute(2).name("no-wait").key(global());
+    let limit = || Quota::per_minute(2).name("no-wait").key(Key::global());
     for (requests, max_wait) in [(5, ms(0)), (0, ms(100)), (0, ms(0)), (5, ms(1))] {
         let near = in_memory(limit());
         let far = FixedWindowLayer::new(limit().store(FarStore::new(|| 20)));
@@ -254,7 +254,7 @@ async fn a_queue_in_which_no_request_may_wait_lets_those_within_the_limit_pass()
 /// Its charge was not even sent.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_not_polled_when_it_is_charged_delays_the_next_by_some_100_ms() {
-    let limit = Quota::per_minute(2).name("not-polled").key(global());
+    let limit = Quota::per_minute(2).name("not-polled").key(Key::global());
     let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 5))).queue(9, LONG);
     let service = boxed(&layer);
     let first = tokio::spawn(status(service.clone().oneshot(get("/"))));
@@ -274,7 +274,7 @@ async fn a_request_that_is_not_polled_when_it_is_charged_delays_the_next_by_some
 #[tokio::test(start_paused = true)]
 async fn those_who_returned_their_tokens_count_as_waiting() {
     let store = FarStore::new(|| 5);
-    let limit = Quota::per_minute(10).name("returned").key(global()).cost_fn(cost_of);
+    let limit = Quota::per_minute(10).name("returned").key(Key::global()).cost_fn(cost_of);
     let others = limit.clone().store(store.memory.clone());
     assert!(others.check_cost(Key::global(), 6).await.expect("memory").allowed());
     let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(2, LONG));
@@ -296,7 +296,7 @@ async fn requests_under_other_quotas_than_the_first_ones_count_as_waiting() {
         _ => Quota::per_hour(5),
     });
     for (limit, change) in [(by_plan, false), (Quota::per_hour(6).into(), true)] {
-        let layer = in_memory(limit.key(global())).queue(3, LONG);
+        let layer = in_memory(limit.key(Key::global())).queue(3, LONG);
         let service = boxed(&layer);
         for _ in 0..6 {
             assert_eq!(status(service.clone().oneshot(get("/6"))).await, 200);
@@ -320,7 +320,7 @@ async fn requests_under_other_quotas_than_the_first_ones_count_as_waiting() {
 async fn those_behind_a_refused_one_go_after_it_also_if_one_between_waits() {
     let (order, start) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
     let store = FarStore::new(|| 200);
-    let limit = Quota::per_second(3).name("between").key(global());
+    let limit = Quota::per_second(3).name("between").key(Key::global());
     let others = limit.clone().store(store.memory.clone());
     let notes = Arc::clone(&order);
     let service = FixedWindowLayer::new(limit.store(store)).queue(50, LONG).layer(service_fn(
@@ -354,7 +354,7 @@ async fn those_behind_a_refused_one_go_after_it_also_if_one_between_waits() {
 async fn those_who_wait_for_a_window_all_get_its_tokens() {
     for (way, at) in [45, 90].into_iter().flat_map(|way| (0..500).map(move |at| (way, at * 2))) {
         let store = FarStore::new(move || way);
-        let limit = Quota::per_second(5).name("all-get").key(global());
+        let limit = Quota::per_second(5).name("all-get").key(Key::global());
         let others = limit.clone().store(store.memory.clone());
         let layer = FixedWindowLayer::new(limit.store(store)).queue(9, Duration::from_secs(1));
         let service = boxed(&layer);
@@ -399,7 +399,7 @@ async fn those_who_return_tokens_are_not_refused_by_them() {
     for (first, gap) in (970..985).flat_map(|first| (1..6).map(move |gap| (first, gap))) {
         let memory = MemoryStore::new().clock(paused_clock());
         let quotas = Quota::per_second(2).and(Quota::per_minute(4));
-        let limit = quotas.name("returns").key(global());
+        let limit = quotas.name("returns").key(Key::global());
         let others = limit.clone().store(memory.clone());
         let store = Remote::around(SlowReturns { memory });
         let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(9, ms(5_000)));
@@ -418,7 +418,7 @@ async fn those_who_return_tokens_are_not_refused_by_them() {
 async fn the_first_is_not_refused_by_a_token_of_the_next() {
     let sent = AtomicUsize::new(0);
     let way = move || if sent.fetch_add(1, Ordering::SeqCst) == 0 { 40 } else { 10 };
-    let limit = Quota::per_hour(2).name("overtaken").key(global());
+    let limit = Quota::per_hour(2).name("overtaken").key(Key::global());
     let store = FarStore::new(way);
     let others = limit.clone().store(store.memory.clone());
     assert!(others.check(Key::global()).await.expect("memory").allowed());
@@ -430,7 +430,7 @@ async fn the_first_is_not_refused_by_a_token_of_the_next() {
 /// It may hold tokens for as long as it likes.
 #[tokio::test(start_paused = true)]
 async fn a_charge_that_is_not_polled_makes_no_line_longer() {
-    let limit = Quota::per_hour(3).name("holds").key(global());
+    let limit = Quota::per_hour(3).name("holds").key(Key::global());
     let store = FarStore::new(|| 20);
     let others = limit.clone().store(store.memory.clone());
     assert!(others.check_cost(Key::global(), 3).await.expect("memory").allowed());
@@ -448,7 +448,7 @@ async fn a_charge_that_is_not_polled_makes_no_line_longer() {
 
 #[tokio::test(start_paused = true)]
 async fn five_hundred_a_second_pass_over_20_ms_each_way() {
-    let limit = Quota::per_second(1_000).name("many").key(global());
+    let limit = Quota::per_second(1_000).name("many").key(Key::global());
     let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 20))).queue(100_000, LONG);
     let passed = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&passed);
@@ -472,7 +472,7 @@ fn runtime() -> Runtime {
 #[test]
 fn a_runtime_that_ends_leaves_its_turns_to_others() {
     for far in [false, true] {
-        let limit = Quota::new(2, ms(300)).name("ends").key(global());
+        let limit = Quota::new(2, ms(300)).name("ends").key(Key::global());
         let store = MemoryStore::new();
         let layer = match far {
             true => FixedWindowLayer::new(limit.store(FarStore::over(store, || 5))),
@@ -500,8 +500,8 @@ fn a_runtime_that_ends_leaves_its_turns_to_others() {
 #[tokio::test(start_paused = true)]
 async fn a_request_one_of_whose_limits_goes_into_shadow_mode_keeps_its_deadline() {
     let limits = Limits::new([
-        Quota::new(1, ms(2_000)).name("slow").key(global()),
-        Quota::per_second(1).name("fast").key(global()),
+        Quota::new(1, ms(2_000)).name("slow").key(Key::global()),
+        Quota::per_second(1).name("fast").key(Key::global()),
     ]);
     let limits = limits.store(MemoryStore::new().clock(paused_clock()));
     let service = boxed(&FixedWindowLayer::new(&limits).queue(9, ms(1_500)));
@@ -527,7 +527,7 @@ async fn a_request_keeps_its_place_when_a_shadow_mode_has_ended() {
         let clock = paused_clock();
         let until = UNIX_EPOCH + ms(clock.now_ms() + 15_125);
         let limit =
-            Limit::new(Quota::new(1, ms(20_000)).from_first_request()).name("a").key(global());
+            Limit::new(Quota::new(1, ms(20_000)).from_first_request()).name("a").key(Key::global());
         let layer = FixedWindowLayer::new(limit.store(MemoryStore::new().clock(clock)));
         let service = boxed(&layer.clone().queue(10, ms(30_000)));
         let began = Instant::now();

@@ -8,8 +8,7 @@ use axum::body::Body;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, Quota};
 
 use crate::support::{FarStore, get, paused_clock};
 
@@ -28,7 +27,7 @@ async fn passed(
     for (node, &(delay, rate)) in nodes.iter().enumerate() {
         let store = FarStore::over(memory.clone(), move || delay);
         let layer = FixedWindowLayer::new(
-            Quota::per_second(limit).name("near-and-far").key(global()).store(store),
+            Quota::per_second(limit).name("near-and-far").key(Key::global()).store(store),
         )
         .queue(100_000, max_wait);
         let passed = Arc::clone(&passed);

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::{global, header};
+use tower_fixed_window::key::header;
 use tower_fixed_window::{
     FixedWindowLayer, Key, KeyExtractor, Limit, Limits, Line, MemoryStore, Plan, Quota,
 };
@@ -120,9 +120,9 @@ async fn users_wait_in_lines_of_their_own_for_the_limit_that_they_share() {
 #[tokio::test(start_paused = true)]
 async fn a_refusal_behind_others_tells_when_it_could_pass_by_all_limits() {
     let layer = layer_of([
-        Quota::per_second(4).name("seconds").key(global()),
-        Quota::per_minute(6).name("minutes").key(global()),
-        Quota::per_minute(100).name("many").key(global()),
+        Quota::per_second(4).name("seconds").key(Key::global()),
+        Quota::per_minute(6).name("minutes").key(Key::global()),
+        Quota::per_minute(100).name("many").key(Key::global()),
     ]);
     let service = noting(&layer.queue(30, Duration::from_millis(1_500)), &Served::default());
     let requests: Vec<_> =
@@ -163,11 +163,11 @@ async fn a_line_is_as_long_as_the_queue_allows() {
 #[tokio::test(start_paused = true)]
 async fn a_line_before_a_store_far_away_is_as_long_as_the_queue_allows() {
     let limits = Limits::new([
-        Quota::per_second(4).name("seconds").key(global()),
-        Quota::per_minute(50).name("minutes").key(global()),
+        Quota::per_second(4).name("seconds").key(Key::global()),
+        Quota::per_minute(50).name("minutes").key(Key::global()),
     ]);
     let several = FixedWindowLayer::new(limits.store(FarStore::new(|| 20)));
-    let one = Quota::per_second(4).name("seconds").key(global()).store(FarStore::new(|| 20));
+    let one = Quota::per_second(4).name("seconds").key(Key::global()).store(FarStore::new(|| 20));
     for layer in [several, FixedWindowLayer::new(one)] {
         let service = noting(&layer.queue(2, LONG), &Served::default());
         let ask = |_| tokio::spawn(service.clone().oneshot(request("/", "ann")));
@@ -190,9 +190,9 @@ async fn costs_of_several_units_pass_in_order_and_those_of_none_at_once() {
     let layer = layer_of([
         Quota::per_second(5)
             .name("requests")
-            .key(global())
+            .key(Key::global())
             .cost_fn(move |parts| cost(parts).min(1)),
-        Quota::per_second(10).name("tokens").key(global()).cost_fn(cost),
+        Quota::per_second(10).name("tokens").key(Key::global()).cost_fn(cost),
     ]);
     let (limits, served) = (layer.limits().clone(), Served::default());
     let service = noting(&layer.queue(30, LONG), &served);
@@ -269,9 +269,9 @@ async fn only_limits_that_can_refuse_are_waited_for() {
         _ => Plan::UNLIMITED,
     };
     let layer = layer_of([
-        Quota::per_second(1).name("shadow").key(global()).shadow(),
-        Limit::by_plan(plan).name("plan").key(global()),
-        Quota::per_second(3).name("all").key(global()),
+        Quota::per_second(1).name("shadow").key(Key::global()).shadow(),
+        Limit::by_plan(plan).name("plan").key(Key::global()),
+        Quota::per_second(3).name("all").key(Key::global()),
     ]);
     let (limits, served) = (layer.limits().clone(), Served::default());
     let service = noting(&layer.queue(30, LONG), &served);
@@ -334,8 +334,8 @@ async fn a_request_that_is_dropped_in_its_turn_has_taken_nothing() {
 async fn a_line_before_a_store_far_away_asks_for_many_at_the_same_time() {
     let store = FarStore::new(|| 20);
     let limits = Limits::new([
-        Quota::per_second(200).name("seconds").key(global()),
-        Quota::per_minute(500).name("minutes").key(global()),
+        Quota::per_second(200).name("seconds").key(Key::global()),
+        Quota::per_minute(500).name("minutes").key(Key::global()),
     ]);
     let served = Served::default();
     let layer = FixedWindowLayer::new(limits.store(store));
@@ -408,8 +408,9 @@ async fn a_line_goes_on_by_the_store_where_others_have_taken_what_was_left() {
     let quotas = [Quota::per_second(10).name("seconds"), Quota::per_minute(600).name("minutes")];
     let other = Limits::new(quotas.clone()).store(store.memory.clone());
     let served = Served::default();
-    let layer =
-        FixedWindowLayer::new(Limits::new(quotas.map(|quota| quota.key(global()))).store(store));
+    let layer = FixedWindowLayer::new(
+        Limits::new(quotas.map(|quota| quota.key(Key::global()))).store(store),
+    );
     let service = noting(&layer.queue(30, LONG), &served);
     let of_other = |cost| {
         let lines = ["seconds", "minutes"].map(|name| Line::new(name, Key::global(), cost));
@@ -439,8 +440,8 @@ async fn each_request_in_a_line_is_charged_by_its_own_plan() {
         _ => Quota::per_second(10),
     };
     let limits = Limits::new([
-        Limit::by_plan(plan).name("plan").key(global()),
-        Quota::per_minute(600).name("minutes").key(global()),
+        Limit::by_plan(plan).name("plan").key(Key::global()),
+        Quota::per_minute(600).name("minutes").key(Key::global()),
     ]);
     let (layer, served) =
         (FixedWindowLayer::new(limits.store(FarStore::new(|| 20))), Served::default());
@@ -463,8 +464,8 @@ async fn each_of_those_that_are_charged_at_the_same_time_shows_its_own_count() {
         let layer = FixedWindowLayer::new(Limits::new(limits).store(FarStore::new(|| 20)));
         noting(&layer.queue(30, LONG), &Served::default())
     };
-    let wide = Quota::per_minute(100).name("wide").key(global()).cost_fn(|_| 2);
-    let tight = Quota::per_minute(30).name("tight").key(global());
+    let wide = Quota::per_minute(100).name("wide").key(Key::global()).cost_fn(|_| 2);
+    let tight = Quota::per_minute(30).name("tight").key(Key::global());
     for (limits, shown, cost) in [(vec![wide.clone()], 100, 2), (vec![wide, tight], 30, 1)] {
         let service = layer_over_store(limits);
         let waiting: Vec<_> =

@@ -16,8 +16,7 @@ use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, MemoryStore, OnStoreFailure, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, OnStoreFailure, Quota};
 
 use crate::support::{FarStore, Mood, TestStore, get, limiter_of, paused_clock};
 
@@ -54,7 +53,9 @@ fn a_waiter_may_be_dropped_by_its_own_waker() {
             .expect("a runtime");
         runtime.block_on(async {
             let service = FixedWindowLayer::new(
-                Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
+                Quota::per_second(1)
+                    .key(Key::global())
+                    .store(MemoryStore::new().clock(paused_clock())),
             )
             .queue(5, LONG)
             .layer(service_fn(inner));
@@ -110,7 +111,7 @@ impl Service<Request<Body>> for ReadyAt {
 async fn a_late_request_that_is_served_holds_up_no_other() {
     let start = Instant::now();
     let service = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
+        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .queue(5, LONG)
     .layer(service_fn(async |request: Request<Body>| {
@@ -136,7 +137,7 @@ async fn a_late_request_is_reported_once() {
     let reports = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&reports);
     let layer = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
+        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .on_decision(move |_, _| _ = counted.fetch_add(1, Ordering::SeqCst))
     .queue(5, LONG);
@@ -153,7 +154,7 @@ async fn a_newcomer_gives_a_request_that_was_not_polled_a_tenth_of_a_second() {
     let order = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&order);
     let service = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
+        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .queue(2, LONG)
     .layer(service_fn(move |request: Request<Body>| {
@@ -180,7 +181,7 @@ async fn a_newcomer_gives_a_request_that_was_not_polled_a_tenth_of_a_second() {
 async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
     let start = Instant::now();
     let layer = FixedWindowLayer::new(
-        Quota::per_second(400).name("far").key(global()).store(FarStore::new(|| 5)),
+        Quota::per_second(400).name("far").key(Key::global()).store(FarStore::new(|| 5)),
     )
     .queue(200, LONG);
     let mut ready = layer.layer(ReadyAt(start + Duration::from_millis(2_500)));
@@ -214,7 +215,7 @@ async fn leaving_the_queue_frees_a_place_in_that_window_only() {
     let times = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&times);
     let service = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
+        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .queue(5, LONG)
     .layer(service_fn(move |request: Request<Body>| {
@@ -255,7 +256,7 @@ fn noting(
 async fn a_panic_in_a_closure_ends_only_its_own_request() {
     let notes = Notes::default();
     let layer = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
+        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .on_decision(|parts, _| assert_ne!(parts.uri.path(), "/panics", "on purpose"))
     .queue(5, LONG);
@@ -276,7 +277,7 @@ async fn a_panic_in_a_closure_ends_only_its_own_request() {
 async fn three_requests_that_are_not_polled_delay_the_fourth_by_three_tenths() {
     let notes = Notes::default();
     let layer = FixedWindowLayer::new(
-        Quota::per_second(1).key(global()).store(MemoryStore::new().clock(paused_clock())),
+        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
     )
     .queue(9, LONG);
     let service = noting(&layer, &notes);
@@ -300,7 +301,7 @@ async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
     for (policy, status) in [(OnStoreFailure::Deny, 503), (OnStoreFailure::Allow, 200)] {
         let (notes, store) = (Notes::default(), TestStore::new(Mood::Later));
         let layer = FixedWindowLayer::new(
-            Quota::per_minute(1).key(global()).store(store.clone().on_failure(policy)),
+            Quota::per_minute(1).key(Key::global()).store(store.clone().on_failure(policy)),
         )
         .queue(9, LONG * 10);
         let limiter = limiter_of(&layer);
@@ -328,7 +329,7 @@ async fn requests_pass_over_a_way_that_is_longer_than_the_window() {
     let layer = FixedWindowLayer::new(
         Quota::new(5, Duration::from_millis(20))
             .name("far")
-            .key(global())
+            .key(Key::global())
             .store(FarStore::new(|| 30)),
     )
     .queue(99, LONG);

@@ -18,7 +18,7 @@ use fastrand::Rng;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, Service, ServiceExt};
-use tower_fixed_window::key::{global, header};
+use tower_fixed_window::key::header;
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas, Store, Usage,
 };
@@ -208,7 +208,8 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
                 .key(header("x-key"))
                 .cost_fn(|parts| number(&parts.headers, "x-cost"));
             let all = setup.all.map(|(limit, window)| {
-                let all = Quota::new(limit, Duration::from_secs(window)).name(ALL).key(global());
+                let all =
+                    Quota::new(limit, Duration::from_secs(window)).name(ALL).key(Key::global());
                 all.cost_fn(|parts| number(&parts.headers, "x-cost"))
             });
             let limits: Vec<_> = [limit].into_iter().chain(all).collect();

@@ -12,8 +12,7 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 
 use crate::support::{ANSWERS, Mood, TestStore, get, per_minute, used};
-use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Quota};
 
 /// The error is not an `Error`, since the layer needs no trait of it.
 #[derive(Debug, PartialEq)]
@@ -84,7 +83,7 @@ async fn skipped_requests_call_the_instance_that_was_made_ready() {
 async fn several_requests_may_wait_for_the_store_concurrently() {
     let (strict, calls) = Strict::new();
     let store = TestStore::new(Mood::Hangs);
-    let layer = FixedWindowLayer::new(Quota::per_minute(2).key(global()).store(store.clone()));
+    let layer = FixedWindowLayer::new(Quota::per_minute(2).key(Key::global()).store(store.clone()));
     let mut service = layer.layer(strict);
     let mut waiting = Vec::new();
     for _ in 0..3 {

@@ -11,7 +11,6 @@ use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, Request, Response};
 use tower::{Layer, ServiceExt};
-use tower_fixed_window::key::global;
 use tower_fixed_window::{
     EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, Limiter, Limits, Line, OnStoreFailure,
     Quota, Reject, Rejection, StoreError, testing,
@@ -234,7 +233,7 @@ async fn a_handlers_refusal_is_the_response_that_a_layer_makes() {
         let _ = app.clone().oneshot(get("/")).await.expect("infallible");
         let refused = app.oneshot(get("/")).await.expect("infallible");
 
-        let layer = layered(quotas.name("login").key(global()), mood);
+        let layer = layered(quotas.name("login").key(Key::global()), mood);
         let service = layer.layer(axum::Router::new());
         let _ = service.clone().oneshot(get("/")).await.expect("infallible");
         let expected = service.oneshot(get("/")).await.expect("infallible");

@@ -139,12 +139,12 @@ async fn a_layer_of_several_limits_counts_each_by_its_own_key_and_shadows_too() 
     for mood in ANSWERS {
         let limits = Limits::new([
             limit(2),
-            Quota::per_hour(1).name("all").key(tower_fixed_window::key::global()).shadow(),
+            Quota::per_hour(1).name("all").key(Key::global()).shadow(),
             limit(9).name("never").track_refused_by(9, |parts| Some(parts.uri.path())),
         ]);
         let untracked = limits.of("all").refused();
         assert!(untracked.is_none(), "a list of none would say that nobody is limited");
-        let watched = Quota::per_hour(1).name("all").key(tower_fixed_window::key::global());
+        let watched = Quota::per_hour(1).name("all").key(Key::global());
         let watched = watched.shadow().track_refused_by(9, |parts| Some(parts.uri.path()));
         let limits = Limits::new([limit(2), watched, limit(9).name("never")]);
         let limits = limits.store(TestStore::new(mood));

@@ -9,7 +9,7 @@ use axum::Router;
 use axum::routing::any;
 use http::StatusCode;
 use tower::ServiceExt;
-use tower_fixed_window::key::{PeerAddr, extension, global, header, peer_ip};
+use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
 use tower_fixed_window::store::Store;
 use tower_fixed_window::testing::{ask, block_on};
 use tower_fixed_window::{
@@ -72,7 +72,7 @@ fn a_peek_finds_a_key_that_is_written_as_the_extractor_writes_it_and_no_other() 
     assert_eq!(used(extension::<User>(), "7"), 0);
     assert_eq!(used(header("x-api-key"), Key::secret("alice")), 1);
     assert_eq!(used(header("x-api-key"), "alice"), 0);
-    assert_eq!(used(global(), Key::global()), 1);
+    assert_eq!(used(Key::global(), Key::global()), 1);
     assert_eq!(used((extension::<User>(), peer_ip()), (7, address)), 1);
     assert_eq!(used(extension::<User>().or(peer_ip()), 7), 1);
 }

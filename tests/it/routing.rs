@@ -6,8 +6,8 @@ use axum::routing::get as on_get;
 use axum::{Router, response::Response};
 use http::{Request, StatusCode};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::{global, matched_path};
-use tower_fixed_window::{FixedWindowLayer, Quota};
+use tower_fixed_window::key::matched_path;
+use tower_fixed_window::{FixedWindowLayer, Key, Quota};
 use tower_http::trace::TraceLayer;
 
 use crate::support::{
@@ -251,7 +251,7 @@ async fn unnamed_layers_on_one_store_never_share_a_count() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         let unnamed =
-            || FixedWindowLayer::new(Quota::per_minute(1).key(global()).store(store.clone()));
+            || FixedWindowLayer::new(Quota::per_minute(1).key(Key::global()).store(store.clone()));
         let app = Router::new()
             .route("/a", on_get(async || "").layer(unnamed()))
             .route("/b", on_get(async || "").layer(unnamed()));

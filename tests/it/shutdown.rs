@@ -9,7 +9,6 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, oneshot};
 use tower::ServiceExt;
-use tower_fixed_window::key::global;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{FixedWindowLayer, Key, ManualClock, MemoryStore, Quota};
 
@@ -20,7 +19,7 @@ fn answered(store: &TestStore) -> Runtime {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime");
     let limit = FixedWindowLayer::new(
-        Quota::per_minute(5).name("login").key(global()).store(store.clone()),
+        Quota::per_minute(5).name("login").key(Key::global()).store(store.clone()),
     )
     .count_if(|response| response.status == StatusCode::UNAUTHORIZED);
     let app: Router = Router::new().route("/", on_get(async || "welcome")).layer(limit);
@@ -63,7 +62,7 @@ fn a_refund_completes_if_the_runtime_lives_for_the_stores_deadline() {
 async fn a_server_whose_queue_is_closed_ends_without_waiting_for_the_window() {
     let arrived = Arc::new(Notify::new());
     let arrives = arrived.clone();
-    let limit = Quota::per_day(1).key(global()).cost_fn(move |_| {
+    let limit = Quota::per_day(1).key(Key::global()).cost_fn(move |_| {
         arrives.notify_one();
         1
     });

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower::retry::{Policy, RetryLayer};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::{global, header};
+use tower_fixed_window::key::header;
 use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, Limits, Quota, TrueCost};
 
 use crate::support::{
@@ -377,8 +377,8 @@ async fn over_a_socket_a_refused_upload_that_is_broken_off_is_refunded() {
 async fn a_shadow_beside_an_enforced_limit_counts_what_is_served_after_all() {
     for mood in ANSWERS {
         let limits = [
-            Quota::per_minute(9).name("enforced").key(global()),
-            Quota::per_minute(9).name("shadow").key(global()).shadow(),
+            Quota::per_minute(9).name("enforced").key(Key::global()),
+            Quota::per_minute(9).name("shadow").key(Key::global()).shadow(),
         ];
         let limits = Limits::new(limits).store(TestStore::new(mood));
         let _ = served_by_a_second_try(FixedWindowLayer::new(&limits), mood).await;
@@ -392,7 +392,7 @@ async fn a_shadow_beside_an_enforced_limit_counts_what_is_served_after_all() {
 #[tokio::test(start_paused = true)]
 async fn an_outer_layer_of_shadow_limits_refunds_them_too() {
     for names in [&["a"][..], &["a", "b"]] {
-        let limit = |name: &str| Quota::per_minute(9).name(name).key(global());
+        let limit = |name: &str| Quota::per_minute(9).name(name).key(Key::global());
         let shadows: Vec<_> = names.iter().map(|name| limit(name).shadow()).collect();
         let outer = FixedWindowLayer::new(shadows);
         let limiter = outer.limits().of("a").clone();

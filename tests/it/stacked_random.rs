@@ -18,7 +18,6 @@ use http::{Request, StatusCode};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
 use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
 
 use crate::support::{FarStore, paused_clock};
@@ -80,7 +79,7 @@ fn layer(i: usize, limit: Setup, log: &Log) -> FixedWindowLayer {
     let mut far = FarStore::new(move || limit.delay.unwrap_or(0));
     far.memory = tower_fixed_window::MemoryStore::new().clock(paused_clock());
     let memory = far.memory.clone();
-    let counted = quotas.name(NAMES[i]).key(global());
+    let counted = quotas.name(NAMES[i]).key(Key::global());
     let counted = if limit.shadow { counted.shadow() } else { counted };
     let mut layer = FixedWindowLayer::new(match limit.delay {
         Some(_) => counted.store(far),

@@ -13,8 +13,7 @@ use std::pin::pin;
 use std::time::Duration;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Limit, Limiter, OnStoreFailure, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, OnStoreFailure, Quota};
 
 use crate::support::{Mood, TestStore, get, limit_headers, used};
 
@@ -35,7 +34,7 @@ fn limited(store: &TestStore, policy: OnStoreFailure) -> (Limited, Arc<AtomicUsi
         async { Ok(Response::new(Body::empty())) }
     });
     let layer = FixedWindowLayer::new(
-        Limit::new(THREE).key(global()).store(store.clone().on_failure(policy)),
+        Limit::new(THREE).key(Key::global()).store(store.clone().on_failure(policy)),
     );
     (BoxCloneSyncService::new(layer.layer(inner)), calls)
 }
@@ -213,7 +212,7 @@ async fn a_limiter_on_a_store_that_nobody_shares_needs_no_name() {
 
 #[tokio::test]
 async fn a_layer_on_a_shared_store_counts_by_its_name() {
-    let login = FixedWindowLayer::new(THREE.name("login").key(global()).store(shared()));
+    let login = FixedWindowLayer::new(THREE.name("login").key(Key::global()).store(shared()));
     let service = login.layer(Router::new());
     assert_eq!(used(&service.oneshot(get("/")).await.expect("infallible")), 1);
 }

@@ -16,10 +16,9 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::yield_now;
 use tokio::time::sleep;
-use tower_fixed_window::key::global;
 use tower_fixed_window::store::{Remote, Reply, Store};
 use tower_fixed_window::{
-    FixedWindowLayer, Limit, Limiter, ManualClock, MemoryStore, Quota, StoreError,
+    FixedWindowLayer, Key, Limit, Limiter, ManualClock, MemoryStore, Quota, StoreError,
 };
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
@@ -162,7 +161,7 @@ forward_to_memory!(Moody, {
 
 /// A limit of this many requests a minute, with one count for all clients.
 pub(crate) fn everyone(tokens: u64) -> Limit {
-    Quota::per_minute(tokens).key(global())
+    Quota::per_minute(tokens).key(Key::global())
 }
 
 /// A layer that counts in a store of this mood.

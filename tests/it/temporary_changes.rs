@@ -11,7 +11,7 @@ use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use proptest::prelude::*;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::{global, header};
+use tower_fixed_window::key::header;
 use tower_fixed_window::store::Store;
 use tower_fixed_window::testing::{ask, block_on};
 use tower_fixed_window::{
@@ -117,8 +117,8 @@ fn a_service_follows_the_quotas_for_good_when_others_end() {
 #[test]
 fn a_service_follows_the_quotas_of_each_of_its_limits() {
     let (store, clock) = store();
-    let all = Quota::per_day(1_000).name("all").key(global());
-    let limits = Limits::new([all, Quota::per_day(2).name("user").key(global())]).store(store);
+    let all = Quota::per_day(1_000).name("all").key(Key::global());
+    let limits = Limits::new([all, Quota::per_day(2).name("user").key(Key::global())]).store(store);
     let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
     let service = FixedWindowLayer::new(&limits).reject(EmptyBody).layer(inner);
     let limit = || {
@@ -223,7 +223,7 @@ fn a_key_of_a_limit_by_plan_has_them_too() {
         "/free" => Plan::UNLIMITED,
         _ => Quota::per_day(1).into(),
     });
-    let api = api.name("api").key(global()).store(store);
+    let api = api.name("api").key(Key::global()).store(store);
     let layer = FixedWindowLayer::new(&api);
     let limit = |path: &str| {
         let response = ask(&layer, Request::get(path));
@@ -243,7 +243,7 @@ fn a_key_of_a_limit_by_plan_has_them_too() {
 fn one_of_several_limits_changes() {
     let (store, clock) = store();
     let limits = Limits::new([
-        Quota::per_day(1_000).name("all").key(global()),
+        Quota::per_day(1_000).name("all").key(Key::global()),
         Quota::per_day(2).name("user").key(header("x-key")),
     ]);
     let limits = limits.store(store);
@@ -284,7 +284,7 @@ async fn requests_in_a_queue_follow_the_quotas_but_keep_those_of_their_key() {
 /// The minutes in which six requests are served that arrive together.
 async fn minutes_of_six(change: impl Fn(&Limiter)) -> Vec<u64> {
     let store = MemoryStore::new().clock(paused_clock());
-    let api = Quota::per_minute(1).name("api").key(global()).store(store);
+    let api = Quota::per_minute(1).name("api").key(Key::global()).store(store);
     let layer = FixedWindowLayer::new(&api).queue(10, Duration::from_secs(600));
     let service = layer.layer(tower::service_fn(async |_: Request<Body>| {
         Ok::<_, Infallible>(Response::new(Body::empty()))
@@ -312,8 +312,8 @@ async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
     let log = Log::start();
     for others in [0, 1] {
         let store = MemoryStore::new().clock(paused_clock());
-        let other = Quota::per_minute(9).name("other").key(global());
-        let mut all = vec![Quota::per_minute(1).name("api").key(global())];
+        let other = Quota::per_minute(9).name("other").key(Key::global());
+        let mut all = vec![Quota::per_minute(1).name("api").key(Key::global())];
         all.extend((0..others).map(|_| other.clone()));
         let limits = Limits::new(all).store(store);
         let api = limits.of("api");
@@ -526,7 +526,7 @@ proptest! {
 
 #[test]
 fn shadow_mode_for_good_goes_to_another_store() {
-    let limits = Limits::new([Quota::per_minute(0).name("api").key(global())]);
+    let limits = Limits::new([Quota::per_minute(0).name("api").key(Key::global())]);
     for (shadow, status) in [(true, 200), (false, 429)] {
         limits.of("api").set_shadow(shadow);
         let moved = limits.clone().store(MemoryStore::new());

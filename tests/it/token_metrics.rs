@@ -10,7 +10,6 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
 use tower_fixed_window::store::Store;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
@@ -35,7 +34,7 @@ fn of_tokens(name: &str) -> Limit {
     let cost = |parts: &http::request::Parts| {
         parts.headers.get("x-cost").map_or(1, |n| n.to_str().unwrap().parse().unwrap())
     };
-    Quota::new(1_000, Quota::MAX_WINDOW).name(name).key(global()).cost_fn(cost).settled()
+    Quota::new(1_000, Quota::MAX_WINDOW).name(name).key(Key::global()).cost_fn(cost).settled()
 }
 
 async fn used(limits: &Limits, name: &str) -> u64 {
@@ -115,8 +114,8 @@ async fn tokens_that_a_queue_returns_were_never_charged() {
     let (recorder, handle) = recorder();
     let _guard = metrics::set_default_local_recorder(recorder);
     let limits = Limits::new([
-        Quota::per_second(8).name("seconds").key(global()).cost_fn(|_| 2),
-        Quota::per_minute(200).name("minutes").key(global()).cost_fn(|_| 2),
+        Quota::per_second(8).name("seconds").key(Key::global()).cost_fn(|_| 2),
+        Quota::per_minute(200).name("minutes").key(Key::global()).cost_fn(|_| 2),
     ]);
     let limits = limits.store(FarStore::new(|| 20));
     let layer = FixedWindowLayer::new(&limits).queue(100, Duration::from_secs(60));
@@ -162,7 +161,7 @@ fn charges_of_one_token_count_where_costs_are_possible() {
     for (cost, expected) in [(Some(5), [1, 0, 4, 5]), (None, [1, 0, 0, 1])] {
         let (recorder, handle) = recorder();
         let _guard = metrics::set_default_local_recorder(recorder);
-        let limit = Quota::per_minute(60).name("tokens").key(global());
+        let limit = Quota::per_minute(60).name("tokens").key(Key::global());
         let limit = if cost.is_some() { limit.settled() } else { limit.cost_fn(|_| 1) };
         let layer = FixedWindowLayer::new(limit.store(MemoryStore::new()));
         let path = cost.map_or("/".to_owned(), |cost| format!("/cost/{cost}"));

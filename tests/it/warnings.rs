@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use http::{Request, Response};
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::{global, header};
+use tower_fixed_window::key::header;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     EmptyBody, FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore,
@@ -221,7 +221,7 @@ async fn a_plan_warns_at_its_own_share_and_an_unlimited_one_never() {
 async fn limits_in_shadow_mode_and_in_layers_of_several_warn() {
     for mood in ANSWERS {
         let warned = Warned::default();
-        let all = warning(Quota::per_hour(5).name("all").key(global()).shadow(), 80, &warned);
+        let all = warning(Quota::per_hour(5).name("all").key(Key::global()).shadow(), 80, &warned);
         let limits = Limits::new([limit_of_ten(&warned), all]).store(TestStore::new(mood));
         let layer = FixedWindowLayer::new(&limits);
         for _ in 0..9 {
@@ -343,7 +343,7 @@ async fn a_hook_that_panics_loses_no_count() {
         assert_eq!(api.peek(Key::secret("a")).await.expect("an answer").used(), 1, "{mood:?}");
 
         // A limit in shadow mode is corrected all the same.
-        let limits = [Quota::per_hour(9).name("all").key(global()), panicking().shadow()];
+        let limits = [Quota::per_hour(9).name("all").key(Key::global()), panicking().shadow()];
         let limits = Limits::new(limits).store(TestStore::new(mood));
         let layer = FixedWindowLayer::new(&limits).refund_dropped();
         let _ = AssertUnwindSafe(ask(&layer, "/", "a")).catch_unwind().await;
@@ -361,7 +361,7 @@ async fn a_hook_that_panics_loses_no_count() {
 async fn a_hook_that_panics_at_a_true_cost_loses_no_other_one() {
     for mood in ANSWERS {
         for shadow in [false, true] {
-            let limit = |name| Quota::per_hour(10).name(name).key(global()).settled();
+            let limit = |name| Quota::per_hour(10).name(name).key(Key::global()).settled();
             let panicking = limit("one").warn_at(50, |_| panic!("on purpose"));
             let panicking = if shadow { panicking.shadow() } else { panicking };
             let limits = Limits::new([panicking, limit("two"), limit("three")]);

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use harness::{ALONE, Proxy, Server, ask, free_port, wait_for};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{FixedWindowLayer, Limiter, OnStoreFailure, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Limiter, OnStoreFailure, Quota};
 
 const DEADLINE: Duration = Duration::from_millis(250);
 /// The delay that a noisy machine may add.
@@ -522,7 +521,7 @@ async fn each_layer_has_its_own_store_failure_policy() {
         let layer = FixedWindowLayer::new(
             Quota::per_minute(1)
                 .name("policy")
-                .key(global())
+                .key(Key::global())
                 .store(RedisStore::new(dead.as_str()).expect("an address").on_failure(policy)),
         );
         let mut service = layer.layer(service_fn(async |_: http::Request<()>| {

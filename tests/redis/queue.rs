@@ -9,24 +9,24 @@ use axum::body::Body;
 use harness::{Proxy, Server};
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
-use tower_fixed_window::{Decision, FixedWindowLayer, Limit, Limits, Quota};
+use tower_fixed_window::{Decision, FixedWindowLayer, Key, Limit, Limits, Quota};
 
 const LIMIT: usize = 1_000;
 
 /// Many are charged at the same time: each second, a thousand pass and no more.
 #[tokio::test]
 async fn a_thousand_a_second_pass_in_order_over_twenty_milliseconds() {
-    let quota = Quota::per_second(LIMIT as u64).name("line").key(global());
+    let quota = Quota::per_second(LIMIT as u64).name("line").key(Key::global());
     pass_in_order([quota].into()).await;
 }
 
 /// The same where each request is charged for two limits.
 #[tokio::test]
 async fn a_thousand_a_second_of_two_limits_pass_in_order_over_twenty_milliseconds() {
-    let seconds = Quota::per_second(LIMIT as u64).name("seconds").key(global());
-    pass_in_order([seconds, Quota::per_hour(1_000_000).name("hours").key(global())].into()).await;
+    let seconds = Quota::per_second(LIMIT as u64).name("seconds").key(Key::global());
+    pass_in_order([seconds, Quota::per_hour(1_000_000).name("hours").key(Key::global())].into())
+        .await;
 }
 
 async fn pass_in_order(limits: Vec<Limit>) {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use harness::{ALONE, Proxy, Server, wait_for};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{
     CostMeter, EmptyBody, FixedWindowLayer, Key, Limiter, OnStoreFailure, Quota, TrueCost,
@@ -168,7 +167,7 @@ fn a_reported_cost_is_kept_when_the_body_is_dropped_outside_of_a_runtime() {
         Quota::per_day(1_000)
             .from_first_request()
             .name("runtimes")
-            .key(global())
+            .key(Key::global())
             .settled()
             .store(store.clone()),
     )

@@ -8,7 +8,6 @@ use axum::routing::any;
 use harness::{Server, wait_for};
 use http::Request;
 use tower::{Layer, ServiceExt};
-use tower_fixed_window::key::global;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{
     FixedWindow, FixedWindowLayer, Key, Limit, Limiter, ManualClock, OnStoreFailure, Quota,
@@ -93,9 +92,9 @@ async fn a_reset_deletes_the_key_with_all_its_counts() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::from(connect(&server.url()).await);
     let (free, pro) = (Quota::per_day(1), Quota::per_week(1).staggered());
-    let control = free.name("plans").key(global()).store(store.clone());
+    let control = free.name("plans").key(Key::global()).store(store.clone());
     let layer = FixedWindowLayer::new(&control);
-    let by_plan = Limit::by_plan(move |_, _| pro).name("plans").key(global());
+    let by_plan = Limit::by_plan(move |_, _| pro).name("plans").key(Key::global());
     let by_plan = FixedWindowLayer::new(by_plan.store(store.clone()));
     let limiter = free.name("plans").store(store);
     let here = Service::new(&layer);

@@ -141,13 +141,13 @@ async fn stores_with_different_prefixes_remember_refusals_separately() {
 #[tokio::test]
 async fn layers_on_one_store_share_remembered_refusals() {
     use tower::{Layer, ServiceExt, service_fn};
-    use tower_fixed_window::{Key, key::global};
+    use tower_fixed_window::Key;
 
     let Some(server) = Server::start() else { return };
     let store = store(&server);
     let layer = || {
         FixedWindowLayer::new(
-            Quota::new(1, Quota::MAX_WINDOW).name("quiet").key(global()).store(store.clone()),
+            Quota::new(1, Quota::MAX_WINDOW).name("quiet").key(Key::global()).store(store.clone()),
         )
         .reject(EmptyBody)
     };
@@ -172,13 +172,13 @@ async fn layers_on_one_store_share_remembered_refusals() {
 #[tokio::test]
 async fn a_request_that_an_inner_layer_refuses_causes_two_calls_of_the_outer_one() {
     use tower::{Layer, ServiceExt, service_fn};
-    use tower_fixed_window::key::global;
+    use tower_fixed_window::Key;
 
     let Some(server) = Server::start() else { return };
     let store = store(&server);
     let layer = |name, limit| {
         FixedWindowLayer::new(
-            Quota::new(limit, Quota::MAX_WINDOW).name(name).key(global()).store(store.clone()),
+            Quota::new(limit, Quota::MAX_WINDOW).name(name).key(Key::global()).store(store.clone()),
         )
         .reject(EmptyBody)
     };

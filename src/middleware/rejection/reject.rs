@@ -20,9 +20,8 @@ use super::{Rejection, problem};
 /// ```
 /// use http::request::Parts;
 /// use http::{Request, Response};
-/// use tower_fixed_window::key::global;
 /// use tower_fixed_window::testing::ask;
-/// use tower_fixed_window::{FixedWindowLayer, Quota, Reject, Rejection};
+/// use tower_fixed_window::{FixedWindowLayer, Key, Quota, Reject, Rejection};
 ///
 /// struct PlainText;
 ///
@@ -32,7 +31,7 @@ use super::{Rejection, problem};
 ///     }
 /// }
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global())).reject(PlainText);
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global())).reject(PlainText);
 ///
 /// let response = ask(&layer, Request::get("/"));
 /// assert_eq!(response.status(), 429);
@@ -57,11 +56,10 @@ pub trait Reject<B> {
 ///
 /// ```
 /// use http::Request;
-/// use tower_fixed_window::key::global;
 /// use tower_fixed_window::testing::ask;
-/// use tower_fixed_window::{FixedWindowLayer, Quota};
+/// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global()));
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global()));
 ///
 /// let response = ask(&layer, Request::get("/"));
 /// assert_eq!(response.headers()["content-type"], "application/problem+json");
@@ -93,11 +91,10 @@ pub(super) fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<
 ///
 /// ```
 /// use http::Request;
-/// use tower_fixed_window::key::global;
 /// use tower_fixed_window::testing::ask;
-/// use tower_fixed_window::{EmptyBody, FixedWindowLayer, Quota};
+/// use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, Quota};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(global())).reject(EmptyBody);
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global())).reject(EmptyBody);
 ///
 /// let response = ask(&layer, Request::get("/"));
 /// assert_eq!(response.status(), 429);
@@ -119,11 +116,10 @@ impl<B: Default> Reject<B> for EmptyBody {
 ///
 /// ```
 /// use http::{Request, StatusCode};
-/// use tower_fixed_window::key::global;
 /// use tower_fixed_window::testing::ask;
-/// use tower_fixed_window::{FixedWindowLayer, GitHubBody, Quota};
+/// use tower_fixed_window::{FixedWindowLayer, GitHubBody, Key, Quota};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_hour(0).key(global()))
+/// let layer = FixedWindowLayer::new(Quota::per_hour(0).key(Key::global()))
 ///     .reject(GitHubBody)
 ///     .status(StatusCode::FORBIDDEN);
 ///
@@ -148,11 +144,10 @@ impl<B: From<Bytes>> Reject<B> for GitHubBody {
 ///
 /// ```
 /// use http::Request;
-/// use tower_fixed_window::key::global;
 /// use tower_fixed_window::testing::ask;
-/// use tower_fixed_window::{FixedWindowLayer, Grpc, Quota};
+/// use tower_fixed_window::{FixedWindowLayer, Grpc, Key, Quota};
 ///
-/// let layer = FixedWindowLayer::new(Quota::per_second(0).key(global())).reject(Grpc);
+/// let layer = FixedWindowLayer::new(Quota::per_second(0).key(Key::global())).reject(Grpc);
 ///
 /// let response = ask(&layer, Request::post("/"));
 /// assert_eq!(response.status(), 200);

@@ -6,12 +6,11 @@ use axum::http::{Request, Response};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tower::{BoxError, Service, ServiceBuilder};
-use tower_fixed_window::key::global;
-use tower_fixed_window::{FixedWindowLayer, Quota};
+use tower_fixed_window::{FixedWindowLayer, Key, Quota};
 
 fn client() -> impl Service<Request<Body>, Response = Response<Body>, Error = impl Into<BoxError>> {
     // .queue(100, Duration::from_secs(60)) makes requests wait instead
-    let limit = FixedWindowLayer::new(Quota::per_hour(2).from_first_request().key(global()));
+    let limit = FixedWindowLayer::new(Quota::per_hour(2).from_first_request().key(Key::global()));
     ServiceBuilder::new()
         .layer(limit)
         // A refusal has a body made of bytes. hyper's `Incoming` can't be.
