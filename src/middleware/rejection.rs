@@ -67,17 +67,8 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns the time to wait before the same request may pass, which for a limit is
-    /// [`Decision::retry_after`](crate::Decision::retry_after). `None` if waiting does not help.
-    pub fn retry_after(&self) -> Option<Duration> {
-        match self.reason {
-            Reason::RateLimited(decision) => decision.retry_after(),
-            _ => self.retry_after_secs().map(Duration::from_secs),
-        }
-    }
-
-    /// Returns [`retry_after`](Self::retry_after) in seconds, as the header has it: rounded up, at
-    /// least 1.
+    /// Returns the time that the header `retry-after` has, after which the same request may pass:
+    /// whole seconds, rounded up, at least 1. `None` if waiting does not help.
     ///
     /// ```
     /// use axum::{response::IntoResponse, routing::any};
@@ -85,19 +76,22 @@ impl<'a> Rejection<'a> {
     /// use tower_fixed_window::testing::ask_around;
     /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global())).on_reject(|_, why| {
-    ///     let after = why.retry_after_secs().map(|seconds| format!(", again in {seconds} s"));
-    ///     (why.status(), why.message() + &after.unwrap_or_default()).into_response()
+    /// let never = Quota::per_minute(0).key(Key::global());
+    /// let layer = FixedWindowLayer::new(never).on_reject(|_, why| {
+    ///     let seconds = why.retry_after().map(|after| after.as_secs());
+    ///     let again = seconds.map_or(String::new(), |seconds| format!(", again in {seconds} s"));
+    ///     (why.status(), why.message() + &again).into_response()
     /// });
     /// // A limit of 0 never grants anything.
     /// let response = ask_around(&layer, any(async || "hello"), Request::get("/"));
     /// assert_eq!(response.headers().get("retry-after"), None);
     /// ```
-    pub fn retry_after_secs(&self) -> Option<u64> {
-        match self.reason {
+    pub fn retry_after(&self) -> Option<Duration> {
+        let seconds = match self.reason {
             Reason::RateLimited(decision) => retry_after_secs(decision),
             reason => reason.consequences().may_retry.then_some(FAILED_RETRY_AFTER),
-        }
+        };
+        seconds.map(Duration::from_secs)
     }
 
     /// Returns the name of the limit that refuses: of several, the one with the latest retry. It is

@@ -13,7 +13,7 @@ use http::{HeaderMap, Request, Response};
 use tower::{Layer, ServiceExt};
 use tower_fixed_window::{
     EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, Limiter, Limits, Line, OnStoreFailure,
-    Quota, Reject, Rejection, StoreError, testing,
+    Quota, Reason, Reject, Rejection, StoreError, testing,
 };
 
 use crate::support::{
@@ -168,9 +168,10 @@ async fn closures_get_the_request_and_the_seconds_of_the_header() {
     for mood in ANSWERS {
         let limit = per_minute(1, mood).on_reject(|parts, why| {
             let accept = parts.headers[ACCEPT].clone();
-            let exact = why.retry_after().expect("a wait").as_secs_f64();
-            assert_eq!(Some(exact.ceil() as u64), why.retry_after_secs());
-            let mut response = Response::new(Body::from(format!("{:?}", why.retry_after_secs())));
+            let Reason::RateLimited(decision) = why.reason() else { panic!("{why:?}") };
+            let exact = decision.retry_after().expect("a wait").as_secs_f64();
+            assert_eq!(why.retry_after(), Some(Duration::from_secs(exact.ceil() as u64)));
+            let mut response = Response::new(Body::from(format!("{:?}", why.retry_after())));
             response.headers_mut().insert("accepted", accept);
             response
         });
@@ -181,7 +182,7 @@ async fn closures_get_the_request_and_the_seconds_of_the_header() {
         assert_eq!(response.headers()["accepted"], "text/html");
         assert_eq!(response.headers()[RETRY_AFTER], SECONDS);
         let body = to_bytes(response.into_body(), 1_000).await.expect("a body");
-        assert_eq!(body, format!("Some({SECONDS})"));
+        assert_eq!(body, format!("Some({SECONDS}s)"));
     }
 }
 
@@ -189,9 +190,8 @@ async fn closures_get_the_request_and_the_seconds_of_the_header() {
 fn seconds_are_there_where_waiting_helps() {
     let seconds = |layer: FixedWindowLayer| {
         let layer = layer.on_reject(|_, why| {
-            assert_eq!(why.retry_after(), why.retry_after_secs().map(Duration::from_secs));
             Response::builder()
-                .header("seconds", format!("{:?}", why.retry_after_secs()))
+                .header("seconds", format!("{:?}", why.retry_after()))
                 .body(bytes::Bytes::new())
                 .expect("a response")
         });
@@ -205,7 +205,7 @@ fn seconds_are_there_where_waiting_helps() {
     assert_eq!(seconds(keyless), ("None".into(), false));
     let store = TestStore::new(Mood::FailsNow).on_failure(OnStoreFailure::Deny);
     let failing = FixedWindowLayer::new(everyone(1).store(store));
-    assert_eq!(seconds(failing), ("Some(1)".into(), true));
+    assert_eq!(seconds(failing), ("Some(1s)".into(), true));
 }
 
 /// Limits by data that only the handler knows.

@@ -23,7 +23,7 @@ pub(super) fn problem(why: &Rejection<'_>) -> Bytes {
 }
 
 fn wait(why: &Rejection<'_>) -> String {
-    let wait = why.retry_after_secs().map(|seconds| format!(r#","retry_after":{seconds}"#));
+    let wait = why.retry_after().map(|after| format!(r#","retry_after":{}"#, after.as_secs()));
     wait.unwrap_or_default()
 }
 
