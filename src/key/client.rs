@@ -164,29 +164,12 @@ impl ClientIp {
         self
     }
 
-    /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`.
-    ///
-    /// ```
-    /// # use std::net::{IpAddr, SocketAddr};
-    /// # use http::Request;
-    /// # use tower_fixed_window::key::{PeerAddr, client_ip};
-    /// let request = Request::get("/").header("forwarded", r#"for="[2001:db8::7]:4711";proto=https"#);
-    /// # let (mut parts, ()) = request.body(()).unwrap().into_parts();
-    /// # parts.extensions.insert(PeerAddr(SocketAddr::from(([10, 0, 0, 1], 4711))));
-    /// let client = client_ip().trusting(["10.0.0.1"]).forwarded();
-    /// assert_eq!(client.address(&parts).unwrap(), "2001:db8::7".parse::<IpAddr>().unwrap());
-    /// ```
-    pub fn forwarded(mut self) -> Self {
-        self.source = Source::Forwarded;
-        self
-    }
-
     /// Reads a header that a proxy *sets* to a single address, such as `cf-connecting-ip` or
     /// `x-real-ip`. If a request has this header twice, the proxy appended to what the client sent,
     /// and neither is trusted.
     ///
-    /// `x-forwarded-for` and `forwarded` are still read as lists, and `cloudfront-viewer-address`
-    /// as an address with a port. The guide has [a table of platforms'
+    /// `forwarded` (RFC 7239) is read as a list of hops, as `x-forwarded-for` is, and
+    /// `cloudfront-viewer-address` as an address with a port. The guide has [a table of platforms'
     /// headers](crate::guide::behind_a_proxy#headers-of-platforms).
     ///
     /// Make sure that the proxy sets the header. If it only forwards it, clients can forge it.
@@ -195,14 +178,19 @@ impl ClientIp {
     /// If `name` is not a valid header name.
     ///
     /// ```
-    /// # use std::net::{IpAddr, SocketAddr};
-    /// # use http::Request;
-    /// # use tower_fixed_window::key::{PeerAddr, client_ip};
-    /// let request = Request::get("/").header("cf-connecting-ip", "192.0.2.7");
-    /// # let (mut parts, ()) = request.body(()).unwrap().into_parts();
-    /// # parts.extensions.insert(PeerAddr(SocketAddr::from(([10, 0, 0, 1], 4711))));
-    /// let client = client_ip().trusting(["10.0.0.1"]).from_header("cf-connecting-ip");
-    /// assert_eq!(client.address(&parts).unwrap(), IpAddr::from([192, 0, 2, 7]));
+    /// use http::Request;
+    /// use tower_fixed_window::key::{PeerAddr, client_ip};
+    ///
+    /// let (parts, ()) = Request::get("/")
+    ///     .extension(PeerAddr(([10, 0, 0, 1], 4711).into()))
+    ///     .header("cf-connecting-ip", "192.0.2.7")
+    ///     .header("forwarded", r#"for="[2001:db8::7]:4711";proto=https"#)
+    ///     .body(())?
+    ///     .into_parts();
+    /// let address = |header| client_ip().trusting(["10.0.0.1"]).from_header(header).address(&parts);
+    /// assert_eq!(address("cf-connecting-ip"), Ok([192, 0, 2, 7].into()));
+    /// assert_eq!(address("forwarded"), Ok([0x2001, 0xdb8, 0, 0, 0, 0, 0, 7].into()));
+    /// # Ok::<_, http::Error>(())
     /// ```
     #[track_caller]
     pub fn from_header(mut self, name: impl TryInto<HeaderName>) -> Self {

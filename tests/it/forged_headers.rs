@@ -78,7 +78,7 @@ impl Header {
     fn of(self, client: ClientIp) -> ClientIp {
         match self {
             Self::XForwardedFor => client,
-            Self::Forwarded => client.forwarded(),
+            Self::Forwarded => client.from_header("forwarded"),
             Self::Single => client.from_header(self.name()),
         }
     }
