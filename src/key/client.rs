@@ -67,8 +67,6 @@ enum Trust {
     Hops(usize),
 }
 
-type IsIn = Box<dyn Fn(&Parts) -> bool + Send + Sync>;
-
 impl Trust {
     /// Returns whether a hop is trusted; `between` other hops are between it and the server.
     fn includes_hop(&self, address: IpAddr, between: usize) -> bool {
@@ -238,45 +236,37 @@ impl ClientIp {
     /// the address can't be determined.
     ///
     /// # Panics
-    /// If an entry is not a network. For networks from a configuration file, use
-    /// [`try_is_in`](Self::try_is_in).
+    /// If an entry is not a network. Read the entries of a configuration file as `ipnet::IpNet`
+    /// first, or as `IpAddr`: then they are.
     ///
     /// ```
     /// use tower_fixed_window::key::client_ip;
     /// use tower_fixed_window::{FixedWindowLayer, Quota};
     ///
     /// let client = client_ip().trusting(["10.0.0.0/8"]);
+    /// let from_file = "192.0.2.0/24,2001:db8:5::/48".split(',').map(str::parse::<ipnet::IpNet>);
+    /// let from_file: Vec<_> = from_file.collect::<Result<_, _>>()?;
     /// let layer = FixedWindowLayer::new(Quota::per_minute(60).key(client.clone()))
-    ///     .skip(client.is_in(["192.0.2.0/24", "2001:db8:5::/48"]));
+    ///     .skip(client.clone().is_in(["203.0.113.7"]))
+    ///     .skip(client.is_in(from_file));
     /// # let _ = layer;
+    /// # Ok::<_, ipnet::AddrParseError>(())
     /// ```
     #[track_caller]
-    pub fn is_in<I>(self, networks: I) -> IsIn
+    pub fn is_in<I>(self, networks: I) -> Box<dyn Fn(&Parts) -> bool + Send + Sync>
     where
         I: IntoIterator,
         I::Item: fmt::Display,
     {
-        match self.try_is_in(networks) {
-            Ok(is_in) => is_in,
+        let networks = match Networks::parse(networks) {
+            Ok(networks) => networks,
             Err(error) => panic!("client_ip().is_in(..): {error}"),
-        }
-    }
-
-    /// The same as [`is_in`](Self::is_in), for networks from a configuration file.
-    ///
-    /// # Errors
-    /// If an entry is not a network.
-    pub fn try_is_in<I>(self, networks: I) -> Result<IsIn, InvalidNetwork>
-    where
-        I: IntoIterator,
-        I::Item: fmt::Display,
-    {
-        let networks = Networks::parse(networks)?;
+        };
         // If a hop can't be read, the address found is that of a proxy, which may be in the list.
-        Ok(Box::new(move |parts| {
+        Box::new(move |parts| {
             self.find_address(parts)
                 .is_ok_and(|(address, whole)| whole && networks.contains(address))
-        }))
+        })
     }
 
     /// Returns the client's address, and whether every hop on the way to it could be read.

@@ -450,12 +450,12 @@ fn the_error_of_a_wrong_network_says_what_to_write() {
     ] {
         let error = client_ip().try_trusting([wrong]).expect_err(wrong).to_string();
         assert!(error.contains(r#"write one such as "10.0.0.0/8""#), "{error}");
-        assert!(client_ip().try_is_in([wrong]).is_err(), "{wrong}");
     }
     for everybody in ["0.0.0.0/0", "::/0", "::ffff:0:0/96", "1.2.3.4/0"] {
         let error = client_ip().try_trusting([everybody]).expect_err(everybody).to_string();
         assert!(error.contains(".trusting_hops(1)"), "{error}");
-        assert!(client_ip().try_is_in([everybody]).is_ok(), "{everybody}");
+        // As a list of clients it is one like others.
+        let _ = client_ip().is_in([everybody]);
     }
 }
 
