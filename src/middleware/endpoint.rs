@@ -41,9 +41,9 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 ///     .route("/search", get(async || "found").route_layer(search.clone()))
 ///     .route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]));
 ///
-/// // Layers that refuse in different ways have different types.
+/// // Layers that refuse in different ways have different types: list their limits.
 /// let codes = FixedWindowLayer::new(Quota::per_day(10).name("codes")).reject(EmptyBody);
-/// let _ = RateLimitEndpoint::new([&core]).and(&codes);
+/// let _ = RateLimitEndpoint::new([core.limits(), codes.limits()]);
 /// ```
 ///
 /// The response, with `reset` in seconds since the Unix epoch:
@@ -73,42 +73,26 @@ impl RateLimitEndpoint {
     /// If a limit has no name, or two limits have the same one.
     #[track_caller]
     pub fn new<L: Into<Limits>>(layers: impl IntoIterator<Item = L>) -> Self {
-        let mut this = Self { limits: Vec::new() };
+        let mut shown: Vec<Limiter> = Vec::new();
         // A closure would not show the caller's line.
-        for layer in layers {
-            this.push(&layer.into());
-        }
-        this
-    }
-
-    /// Adds a layer, which may refuse in another way, [`Limits`] or a limiter.
-    ///
-    /// # Panics
-    /// If a limit has no name, or two limits have the same one.
-    #[must_use]
-    #[track_caller]
-    pub fn and(mut self, layer: impl Into<Limits>) -> Self {
-        self.push(&layer.into());
-        self
-    }
-
-    #[track_caller]
-    fn push(&mut self, limits: &Limits) {
-        for limiter in limits.limiters() {
-            assert!(
-                !limiter.name().is_empty(),
-                "a rate limit is shown by its name: write Quota::per_hour(5_000).name(\"core\")"
-            );
-            match self.limits.iter().find(|shown| shown.name() == limiter.name()) {
-                None => self.limits.push(limiter.clone()),
-                Some(shown) => assert!(
-                    Arc::ptr_eq(shown.live(), limiter.live()),
-                    "two rate limits are named `{}`, and a client could not tell them apart: give \
-                     one of them another name",
-                    limiter.name()
-                ),
+        for limits in layers.into_iter().map(Into::into) {
+            for limiter in limits.limiters() {
+                assert!(
+                    !limiter.name().is_empty(),
+                    "a rate limit is shown by its name: write Quota::per_hour(5_000).name(\"core\")"
+                );
+                match shown.iter().find(|other| other.name() == limiter.name()) {
+                    None => shown.push(limiter.clone()),
+                    Some(other) => assert!(
+                        Arc::ptr_eq(other.live(), limiter.live()),
+                        "two rate limits are named `{}`, and a client could not tell them apart: \
+                         give one of them another name",
+                        limiter.name()
+                    ),
+                }
             }
         }
+        Self { limits: shown }
     }
 }
 

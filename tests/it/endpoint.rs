@@ -10,7 +10,8 @@ use hyper::body::Incoming;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::{extension, header};
 use tower_fixed_window::{
-    FixedWindowLayer, GitHubBody, Grpc, Key, Limit, OnStoreFailure, Quota, RateLimitEndpoint,
+    FixedWindowLayer, GitHubBody, Grpc, Key, Limit, Limits, OnStoreFailure, Quota,
+    RateLimitEndpoint,
 };
 
 use crate::client_libraries::{hello, serve_hyper};
@@ -127,7 +128,8 @@ async fn a_limit_that_several_layers_share_is_shown_once() {
         FixedWindowLayer::new(&search),
         FixedWindowLayer::new(&core),
     ];
-    let endpoint = RateLimitEndpoint::new(&layers).and(search).and(&layers[0]);
+    let again = [Limits::from(search), Limits::from(&layers[0])];
+    let endpoint = RateLimitEndpoint::new(layers.iter().map(Limits::from).chain(again));
     let (_, json) = ask(&endpoint, get("/")).await;
     assert_eq!((json.matches("core").count(), json.matches("search").count()), (1, 1), "{json}");
     assert!(json.starts_with(r#"{"resources":{"core":"#), "{json}");
@@ -147,7 +149,7 @@ async fn layers_that_refuse_in_other_ways_are_shown_together() {
     let a = named("a", 1, Mood::Now);
     let b = named("b", 2, Mood::Now).reject(GitHubBody);
     let c = named("c", 3, Mood::Later).reject(Grpc);
-    let endpoint = RateLimitEndpoint::new([&a]).and(&b).and(&c);
+    let endpoint = RateLimitEndpoint::new([a.limits(), b.limits(), c.limits()]);
     let (_, told) = ask(&endpoint, get("/")).await;
     let standing = |n| format!(r#"{{"limit":{n},"used":0,"remaining":{n},"reset":1700000100}}"#);
     let [a, b, c] = [1, 2, 3].map(standing);
@@ -303,7 +305,7 @@ async fn a_limit_in_shadow_mode_shows_no_numbers() {
             format!(r#"{{"limit":{limit},"used":0,"remaining":{limit},"reset":1700000100}}"#)
         };
         // A request without a key for a limit is answered without that limit.
-        let endpoint = RateLimitEndpoint::new([&core]).and(&search);
+        let endpoint = RateLimitEndpoint::new([&core, &search]);
         let told = ask(&endpoint, get("/")).await;
         let search = standing(30);
         assert_eq!(told, (StatusCode::OK, format!(r#"{{"resources":{{"search":{search}}}}}"#)));

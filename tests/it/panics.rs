@@ -77,7 +77,7 @@ const MISTAKES: &[Mistake] = &[
     (line!(), || made(Limits::new([minute().name("a")]).of("b"))),
     (line!(), || made(FixedWindowLayer::new([limit(), limit()]))),
     (line!(), || made(RateLimitEndpoint::new([&FixedWindowLayer::new(minute())]))),
-    (line!(), || made(RateLimitEndpoint::new([&layer("a")]).and(&FixedWindowLayer::new(minute())))),
+    (line!(), || made(RateLimitEndpoint::new([&layer("a"), &FixedWindowLayer::new(minute())]))),
     (line!(), || made(Scope::named("ä"))),
     (line!(), || made(MemoryStore::with_max_keys(0))),
     (line!(), || { let store = MemoryStore::new(); made(store.clone().clock(ManualClock::at_ms(0))) }),
