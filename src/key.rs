@@ -29,21 +29,13 @@
 mod client;
 mod encoding;
 mod extractor;
-mod from_request;
 #[cfg(feature = "client-ip")]
 mod hops;
 mod ip;
-#[cfg(feature = "client-ip")]
-mod networks;
-mod proxied;
 
 #[cfg(feature = "client-ip")]
 #[cfg_attr(docsrs, doc(cfg(feature = "client-ip")))]
-pub use client::{ClientIp, client_ip};
+pub use client::{ClientIp, InvalidNetwork, client_ip};
 pub use encoding::Key;
-pub use extractor::{KeyExtractor, MissingKey};
-pub use from_request::{extension, header, key_fn, matched_path};
+pub use extractor::{KeyExtractor, MissingKey, extension, header, key_fn, matched_path};
 pub use ip::{PeerAddr, PeerIp, peer_ip};
-#[cfg(feature = "client-ip")]
-#[cfg_attr(docsrs, doc(cfg(feature = "client-ip")))]
-pub use networks::InvalidNetwork;

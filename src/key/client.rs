@@ -1,17 +1,17 @@
 //! The client's address behind proxies.
 
+use std::error::Error;
 use std::fmt;
 use std::net::IpAddr;
 
 use http::HeaderName;
 use http::request::Parts;
+use ipnet::{IpNet, Ipv4Net};
 
 use super::encoding::{IPV6_PREFIX, Key};
 use super::extractor::{KeyExtractor, MissingKey};
 use super::hops::Source;
 use super::ip;
-use super::networks::{InvalidNetwork, Networks};
-use super::proxied;
 
 /// Extracts the client's address, also behind proxies. If the peer is a proxy that you trust, the
 /// address comes from `X-Forwarded-For` or another header of your choice; otherwise it is the
@@ -285,7 +285,7 @@ impl ClientIp {
                 self.trust.includes_hop(address, between)
             });
             if between == 0 && whole {
-                proxied::log_other_header(parts);
+                ip::log_other_header(parts);
             }
         }
         Ok((address, whole))
@@ -305,3 +305,76 @@ impl KeyExtractor for ClientIp {
         Ok(())
     }
 }
+
+/// A list of networks. IPv4-mapped ones are stored as IPv4, like the addresses that are looked up.
+#[derive(Clone, Debug, Default)]
+struct Networks(Vec<IpNet>);
+
+impl Networks {
+    fn parse<I>(networks: I) -> Result<Self, InvalidNetwork>
+    where
+        I: IntoIterator,
+        I::Item: fmt::Display,
+    {
+        networks
+            .into_iter()
+            .map(|text| parse(&text.to_string()))
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    fn append(&mut self, mut more: Self) {
+        self.0.append(&mut more.0);
+    }
+
+    /// Returns these networks as those of proxies: none may contain every address.
+    fn without_everything(self) -> Result<Self, InvalidNetwork> {
+        match self.0.iter().find(|network| network.prefix_len() == 0) {
+            Some(network) => Err(InvalidNetwork(format!(
+                "{network} contains every address, so that every client could forge its own: list the \
+                 proxies, or if their addresses are unknown, write .trusting_hops(1)"
+            ))),
+            None => Ok(self),
+        }
+    }
+
+    /// Returns whether a network contains `address`, which must be canonical.
+    fn contains(&self, address: IpAddr) -> bool {
+        self.0.iter().any(|network| network.contains(&address))
+    }
+}
+
+fn parse(text: &str) -> Result<IpNet, InvalidNetwork> {
+    let trimmed = text.trim();
+    let network = match trimmed.parse::<IpAddr>() {
+        Ok(address) => IpNet::from(address),
+        Err(_) => trimmed.parse().map_err(|_| {
+            InvalidNetwork(format!(
+                "{text:?} is not a network: write one such as \"10.0.0.0/8\" or \"2001:db8::/32\", or \
+                 a single address such as \"192.0.2.1\""
+            ))
+        })?,
+    };
+    Ok(match network {
+        IpNet::V6(mapped) if mapped.prefix_len() >= 96 => match mapped.addr().to_ipv4_mapped() {
+            Some(address) => Ipv4Net::new(address, mapped.prefix_len() - 96)
+                .expect("128 bits less 96 are 32")
+                .into(),
+            None => network,
+        },
+        _ => network,
+    })
+}
+
+/// A text that is not a network, or a network that can't be trusted. `Display` shows what to write:
+/// see [`ClientIp::try_trusting`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct InvalidNetwork(String);
+
+impl fmt::Display for InvalidNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for InvalidNetwork {}
