@@ -4,29 +4,363 @@
 //!
 //! No key reaches these files, so none can be logged (S26).
 
-mod count;
+use std::fmt::Display;
+#[cfg(feature = "saved")]
+use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(feature = "saved")]
+use std::sync::{Mutex, PoisonError};
+#[cfg(feature = "saved")]
+use std::time::SystemTime;
+use std::time::{Duration, Instant};
+
 mod log;
 #[cfg(feature = "metrics")]
 mod meters;
-#[cfg(not(feature = "metrics"))]
-#[path = "observe/no_meters.rs"]
-mod meters;
-mod scope;
 
-pub(crate) use count::{Change, Meanwhile, Outcome};
 #[cfg(feature = "saved")]
 pub(crate) use log::{
     counts_broken, counts_loaded, counts_not_saved, counts_saved, counts_saved_again,
 };
 pub(crate) use log::{doubt, mistake, overflow};
-#[cfg(feature = "saved")]
-pub(crate) use meters::Saves;
 #[cfg(feature = "metrics")]
-pub(crate) use meters::memory;
-pub(crate) use meters::{Meters, UnderWay};
-#[cfg(feature = "redis")]
-pub(crate) use meters::{store_checked, store_connected};
-pub(crate) use scope::Observed;
+pub(crate) use meters::{Meters, memory};
 
 /// `true` if requests without a fault are reported.
 pub(crate) const ON: bool = cfg!(any(feature = "tracing", feature = "metrics"));
+
+#[cfg(not(feature = "metrics"))]
+#[derive(Default)]
+pub(crate) struct Meters {}
+
+/// A scope, as its operator sees it.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+pub(crate) struct Observed<'a> {
+    name: &'a str,
+    meters: &'a Meters,
+}
+
+impl<'a> Observed<'a> {
+    #[inline]
+    pub(crate) fn new(name: &'a str, meters: &'a Meters) -> Self {
+        Self { name: if name.is_empty() { "unnamed" } else { name }, meters }
+    }
+}
+
+impl Observed<'_> {
+    fn count(self, event: Event, by: u64) {
+        #[cfg(feature = "metrics")]
+        self.meters.increment(self.name, OUTCOMES.len() + event as usize, by);
+        let _ = (event, by);
+    }
+
+    fn time(self, what: Timed, took: Duration) {
+        #[cfg(feature = "metrics")]
+        self.meters.time(self.name, what, took);
+        let _ = (what, took);
+    }
+
+    /// A request was answered.
+    #[inline]
+    pub(crate) fn answered(self, outcome: Outcome) {
+        #[cfg(feature = "metrics")]
+        self.meters.increment(self.name, outcome as usize, 1);
+        let _ = outcome;
+    }
+
+    /// Tokens are counted from here on: charges have costs.
+    pub(crate) fn has_costs(self) {
+        #[cfg(feature = "metrics")]
+        self.meters.note_costs();
+    }
+
+    /// A charge of some tokens has passed.
+    #[inline(always)]
+    pub(crate) fn passed(self, outcome: Outcome, tokens: u64) {
+        #[cfg(feature = "metrics")]
+        if tokens != 1 || self.meters.has_costs() {
+            return self.charged(outcome, tokens);
+        }
+        let _ = tokens;
+        self.answered(outcome);
+    }
+
+    #[cfg(feature = "metrics")]
+    #[inline(never)]
+    fn charged(self, outcome: Outcome, tokens: u64) {
+        self.answered(outcome);
+        self.meters.note_costs();
+        self.count(Event::TokensCharged, tokens);
+    }
+
+    /// Tokens of a charge were refunded.
+    pub(crate) fn refunded(self, tokens: u64) {
+        self.count(Event::TokensRefunded, tokens);
+    }
+
+    /// Tokens were taken beyond a charge.
+    pub(crate) fn settled(self, tokens: u64) {
+        self.count(Event::TokensSettled, tokens);
+    }
+
+    /// A request was refused without a decision, perhaps since it lacks its key.
+    pub(crate) fn refused_undecided(self, outcome: Outcome, missing: Option<&impl Display>) {
+        self.answered(outcome);
+        #[cfg(feature = "tracing")]
+        tracing::debug!(
+            target: "tower_fixed_window",
+            scope = self.name,
+            outcome = OUTCOMES[outcome as usize],
+            missing = missing.map(tracing::field::display),
+            "a request is refused"
+        );
+        let _ = missing;
+    }
+
+    /// A request was refused by a quota, or would have been. Quota and time are worked out only for
+    /// a log that shows them; a `retry_after` of `None` is never.
+    #[inline]
+    pub(crate) fn refused<'q, Q: Display + 'q>(
+        self,
+        outcome: Outcome,
+        quota: impl FnOnce() -> &'q Q,
+        retry_after: impl FnOnce() -> Option<Duration>,
+    ) {
+        self.answered(outcome);
+        if log::shows_refusals() {
+            log::refused(self.name, outcome, quota(), retry_after());
+        }
+    }
+
+    /// A request was refused by a quota, and another limit that refused it governs. The log has a
+    /// line for that one.
+    pub(crate) fn also_refused(self, outcome: Outcome) {
+        self.answered(outcome);
+    }
+
+    /// Reports the instant when the last change of a kind ends, in milliseconds, if there is one.
+    pub(crate) fn changed(self, of: Change, end: Option<i64>) {
+        #[cfg(feature = "metrics")]
+        meters::change(self.name, of, end);
+        let _ = (of, end);
+    }
+
+    /// Logs that a change has ended by itself.
+    pub(crate) fn change_ended(self, of: Change) {
+        #[cfg(feature = "tracing")]
+        tracing::info!(
+            target: "tower_fixed_window",
+            scope = self.name,
+            of = of.name(),
+            "a change has ended: what held before holds again"
+        );
+        let _ = of;
+    }
+
+    /// The store begins to fail. `server` is its name, if that is known.
+    pub(crate) fn store_fails(
+        self,
+        meanwhile: Meanwhile,
+        server: Option<&str>,
+        error: &impl Display,
+    ) {
+        log::store_fails(self.name, meanwhile.text(), server, error);
+    }
+
+    /// The store answers again: the number of requests answered without it, and the time that it
+    /// failed.
+    pub(crate) fn store_is_back(self, requests: u64, after: Duration) {
+        log::store_is_back(self.name, requests, after);
+    }
+
+    /// Records the duration of a call that was sent, whether it was answered or failed.
+    pub(crate) fn store_was_called(self, since: Instant) {
+        self.time(Timed::Store, since.elapsed());
+    }
+
+    /// More requests wait in the queue than before, or fewer.
+    pub(crate) fn waits(self, more: i64) {
+        #[cfg(feature = "metrics")]
+        meters::wait(self.name, more as f64);
+        let _ = more;
+    }
+
+    /// A request has waited in the queue.
+    pub(crate) fn waited(self, time: Duration) {
+        self.time(Timed::Wait, time);
+    }
+
+    /// A call to the store has failed.
+    pub(crate) fn store_failed(self) {
+        self.count(Event::StoreFailure, 1);
+    }
+
+    /// A request was answered without the store.
+    pub(crate) fn without_store(self, meanwhile: Meanwhile) {
+        self.count(meanwhile.event(), 1);
+    }
+
+    /// A key has used a share of the limit at which the limit warns.
+    pub(crate) fn warned(self) {
+        self.count(Event::Warned, 1);
+    }
+
+    /// A charge found no entry of its own in memory.
+    #[inline]
+    pub(crate) fn overflowed(self) {
+        self.count(Event::Overflow, 1);
+    }
+
+    /// A charge was refused from memory, without a call to the store.
+    pub(crate) fn refused_from_memory(self) {
+        self.count(Event::RememberedRefusal, 1);
+    }
+}
+
+/// The saves of a store.
+#[cfg(feature = "saved")]
+#[derive(Default)]
+pub(crate) struct Saves {
+    /// The last one: when it was complete, how long it took, how large it was.
+    last: Mutex<Option<(SystemTime, Duration, u64)>>,
+    failures: AtomicU64,
+}
+
+#[cfg(feature = "saved")]
+impl Saves {
+    pub(crate) fn note(&self, bytes: u64, took: Duration) {
+        let last = (SystemTime::now(), took, bytes);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+    }
+
+    pub(crate) fn note_failure(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A call to a store, from its beginning to its end.
+pub(crate) struct UnderWay(());
+
+impl UnderWay {
+    pub(crate) fn new() -> Self {
+        #[cfg(feature = "metrics")]
+        meters::call(1.0);
+        Self(())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        #[cfg(feature = "metrics")]
+        meters::call(-1.0);
+    }
+}
+
+/// A connection to a store was made.
+#[cfg(feature = "redis")]
+pub(crate) fn store_connected() {
+    #[cfg(feature = "metrics")]
+    meters::store_connected();
+}
+
+/// A connection that was idle is tried.
+#[cfg(feature = "redis")]
+pub(crate) fn store_checked() {
+    #[cfg(feature = "metrics")]
+    meters::store_checked();
+}
+
+/// The outcome of a request. [`OUTCOMES`] has the names.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Outcome {
+    Passed,
+    Reserved,
+    Refused,
+    ShadowRefused,
+    MissingKey,
+    ShadowMissingKey,
+    FailedOpen,
+    FailedClosed,
+}
+
+#[cfg(any(feature = "tracing", feature = "metrics"))]
+const OUTCOMES: [&str; Outcome::FailedClosed as usize + 1] = [
+    "passed",
+    "reserved",
+    "refused",
+    "shadow_refused",
+    "missing_key",
+    "shadow_missing_key",
+    "failed_open",
+    "failed_closed",
+];
+
+/// An event that is no outcome of a request. `meters` has the names of the counters.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(all(feature = "metrics", feature = "tokio")), allow(dead_code))]
+enum Event {
+    StoreFailure,
+    /// Requests answered without the store, by the policy for that.
+    CountedLocally,
+    Allowed,
+    Denied,
+    Overflow,
+    RememberedRefusal,
+    Warned,
+    TokensCharged,
+    TokensRefunded,
+    TokensSettled,
+}
+
+/// How requests are answered while the store fails.
+#[derive(Clone, Copy)]
+pub(crate) enum Meanwhile {
+    Local,
+    Allow,
+    Deny,
+}
+
+impl Meanwhile {
+    fn event(self) -> Event {
+        match self {
+            Self::Local => Event::CountedLocally,
+            Self::Allow => Event::Allowed,
+            Self::Deny => Event::Denied,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Local => "requests are counted in this process",
+            Self::Allow => "requests pass uncounted",
+            Self::Deny => "requests are refused with 503",
+        }
+    }
+}
+
+/// A kind of change of a limit at run time.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Change {
+    Quotas,
+    Shadow,
+    /// The quotas of one key.
+    Key,
+}
+
+impl Change {
+    #[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(dead_code))]
+    fn name(self) -> &'static str {
+        match self {
+            Self::Quotas => "quotas",
+            Self::Shadow => "shadow",
+            Self::Key => "key",
+        }
+    }
+}
+
+/// A duration that is recorded.
+#[derive(Clone, Copy)]
+enum Timed {
+    Store,
+    Wait,
+}

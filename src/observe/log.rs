@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 #[cfg(feature = "tracing")]
-use super::count::OUTCOMES;
-use super::count::{Change, Outcome};
+use super::OUTCOMES;
+use super::Outcome;
 
 macro_rules! log {
     ($level:ident, $what:expr $(, $name:ident = $value:expr)*) => {{
@@ -65,31 +65,6 @@ pub(super) fn refused(
         },
     );
     let _ = (scope, outcome, quota, retry_after);
-}
-
-/// A request is refused without a decision.
-pub(super) fn refused_undecided(scope: &str, outcome: Outcome, missing: Option<&impl Display>) {
-    #[cfg(feature = "tracing")]
-    tracing::debug!(
-        target: "tower_fixed_window",
-        scope,
-        outcome = OUTCOMES[outcome as usize],
-        missing = missing.map(tracing::field::display),
-        "a request is refused"
-    );
-    let _ = (scope, outcome, missing);
-}
-
-/// Logs that a change has ended by itself.
-pub(super) fn change_ended(scope: &str, of: Change) {
-    #[cfg(feature = "tracing")]
-    tracing::info!(
-        target: "tower_fixed_window",
-        scope,
-        of = of.name(),
-        "a change has ended: what held before holds again"
-    );
-    let _ = (scope, of);
 }
 
 /// `meanwhile` says what happens to requests.

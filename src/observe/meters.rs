@@ -4,22 +4,58 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{array, iter};
 #[cfg(feature = "saved")]
-use std::{
-    sync::{Mutex, PoisonError, atomic::AtomicU64},
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{sync::PoisonError, time::UNIX_EPOCH};
 
 #[cfg(any(feature = "redis", feature = "saved"))]
 use metrics::counter;
 use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
 
-use super::count::{Change, EVENTS, Event, OUTCOMES, Outcome, Timed, policy};
+#[cfg(feature = "saved")]
+use super::Saves;
+use super::{Change, Event, OUTCOMES, Timed};
 
 static METADATA: Metadata<'_> =
     Metadata::new("tower_fixed_window", Level::INFO, Some("tower_fixed_window"));
+
+/// Names and help texts. Events of one name differ by [`policy`].
+const EVENTS: [(&str, &str); Event::TokensSettled as usize + 1] = [
+    ("tower_fixed_window_store_failures_total", "Calls to the store that failed or timed out"),
+    WITHOUT_STORE,
+    WITHOUT_STORE,
+    WITHOUT_STORE,
+    ("tower_fixed_window_overflow_total", "Charges in memory without an entry of their own"),
+    (
+        "tower_fixed_window_remembered_refusals_total",
+        "Refusals answered from memory, without a call",
+    ),
+    (
+        "tower_fixed_window_warnings_total",
+        "Times that a key has used the share of a limit at which the limit warns",
+    ),
+    (
+        "tower_fixed_window_tokens_charged_total",
+        "Tokens charged to requests that passed, where they have costs",
+    ),
+    ("tower_fixed_window_tokens_refunded_total", "Tokens refunded, since a true cost was lower"),
+    (
+        "tower_fixed_window_tokens_settled_total",
+        "Tokens taken beyond the charge, since a true cost was higher",
+    ),
+];
+
+const WITHOUT_STORE: (&str, &str) = (
+    "tower_fixed_window_without_store_total",
+    "Requests answered without the store, because it failed",
+);
+
+/// Returns the policy by which requests are answered without the store, as a label.
+fn policy(event: usize) -> Option<&'static str> {
+    let policies = ["local", "allow", "deny"];
+    policies.get(event.checked_sub(Event::CountedLocally as usize)?).copied()
+}
 
 /// Names and help texts of what is timed.
 const SECONDS: [(&str, &str); Timed::Wait as usize + 1] = [
@@ -94,18 +130,8 @@ impl Meters {
         self.costs.load(Ordering::Relaxed)
     }
 
-    #[inline]
-    pub(super) fn count_outcome(&self, scope: &str, outcome: Outcome) {
-        self.increment(scope, outcome as usize, 1);
-    }
-
-    #[inline]
-    pub(super) fn count(&self, scope: &str, event: Event, by: u64) {
-        self.increment(scope, OUTCOMES.len() + event as usize, by);
-    }
-
     #[inline(always)]
-    fn increment(&self, scope: &str, counter: usize, by: u64) {
+    pub(super) fn increment(&self, scope: &str, counter: usize, by: u64) {
         match self.counters[counter].get() {
             Some(counter) => counter.increment(by),
             None => self.register(scope, counter).increment(by),
@@ -118,20 +144,6 @@ impl Meters {
             Some(histogram) => histogram.record(seconds),
             None => self.register_seconds(scope, what).record(seconds),
         }
-    }
-
-    /// More requests wait, or fewer.
-    pub(super) fn wait(&self, scope: &str, more: f64) {
-        gauge!(GAUGES[0].0, "scope" => scope.to_owned()).increment(more);
-    }
-
-    /// Sets the instant when the last change of a kind ends, in milliseconds, or 0.
-    pub(super) fn change(&self, scope: &str, of: Change, end: Option<i64>) {
-        const UNTIL: &str = "tower_fixed_window_changed_until_timestamp_seconds";
-
-        metrics::describe_gauge!(UNTIL, "When the last change of this kind ends by itself");
-        let end = end.map_or(0.0, |end| end as f64 / 1_000.0);
-        gauge!(UNTIL, "scope" => scope.to_owned(), "of" => of.name()).set(end);
     }
 
     /// All counters at once, so that counters of rare events start at 0: Prometheus can't see an
@@ -199,26 +211,8 @@ pub(crate) fn memory(store: &str, tracked_keys: usize, max_keys: usize) {
     gauge!(MAX, "store" => store.to_owned()).set(max_keys as f64);
 }
 
-/// Metrics of a store's saves.
-#[cfg(feature = "saved")]
-#[derive(Default)]
-pub(crate) struct Saves {
-    /// The last one: when it was complete, how long it took, how large it was.
-    last: Mutex<Option<(SystemTime, Duration, u64)>>,
-    failures: AtomicU64,
-}
-
 #[cfg(feature = "saved")]
 impl Saves {
-    pub(crate) fn note(&self, bytes: u64, took: Duration) {
-        let last = (SystemTime::now(), took, bytes);
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
-    }
-
-    pub(crate) fn note_failure(&self) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Sets the metrics of this store.
     pub(crate) fn record(&self, store: &str) {
         const GAUGES: [(&str, &str); 3] = [
@@ -255,43 +249,31 @@ const CONNECTIONS: [(&str, &str); 2] = [
     ),
 ];
 
-/// A connection to a store was made.
 #[cfg(feature = "redis")]
-pub(crate) fn store_connected() {
+pub(super) fn store_connected() {
     counter!(CONNECTIONS[0].0).increment(1);
 }
 
-/// A connection that was idle is tried.
 #[cfg(feature = "redis")]
-pub(crate) fn store_checked() {
+pub(super) fn store_checked() {
     counter!(CONNECTIONS[1].0).increment(1);
 }
 
-/// A call to a store, from its beginning to its end.
-pub(crate) struct UnderWay;
-
-impl UnderWay {
-    pub(crate) fn new() -> Self {
-        gauge!(GAUGES[1].0).increment(1.0);
-        Self
-    }
+/// More calls to stores are in flight, or fewer.
+pub(super) fn call(more: f64) {
+    gauge!(GAUGES[1].0).increment(more);
 }
 
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        gauge!(GAUGES[1].0).decrement(1.0);
-    }
+/// More requests wait, or fewer.
+pub(super) fn wait(scope: &str, more: f64) {
+    gauge!(GAUGES[0].0, "scope" => scope.to_owned()).increment(more);
 }
 
-/// When a call to the store began.
-pub(crate) struct Timing(Instant);
+/// Sets the instant when the last change of a kind ends, in milliseconds, or 0.
+pub(super) fn change(scope: &str, of: Change, end: Option<i64>) {
+    const UNTIL: &str = "tower_fixed_window_changed_until_timestamp_seconds";
 
-impl Timing {
-    pub(super) fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    pub(super) fn took(&self) -> Duration {
-        self.0.elapsed()
-    }
+    metrics::describe_gauge!(UNTIL, "When the last change of this kind ends by itself");
+    let end = end.map_or(0.0, |end| end as f64 / 1_000.0);
+    gauge!(UNTIL, "scope" => scope.to_owned(), "of" => of.name()).set(end);
 }

@@ -426,13 +426,13 @@ impl Caller {
         let (deadline, ends_itself) = (self.deadline, self.in_time.is_some());
         let domain = self.store.fault_domain(scope, key);
         let in_flight = self.node.breaker.begin_call(domain, deadline)?;
-        let timing = scope.observe().store_is_called();
+        let since = std::time::Instant::now();
         let answer = {
             let _under_way = UnderWay::new();
             with_deadline(deadline.filter(|_| !ends_itself), ask(&*self.store)).await
         };
         if !answer.as_ref().is_err_and(StoreError::is_unsent) {
-            scope.observe().store_was_called(timing);
+            scope.observe().store_was_called(since);
         }
         if answer.as_ref().is_err_and(StoreError::is_failed_call) {
             scope.observe().store_failed();

@@ -143,8 +143,7 @@ fn types(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Types that are declared twice under opposite features, of which one compiles.
-const ALTERNATIVES: [&str; 7] =
-    ["Meters", "Rules", "Runtime", "Saves", "Sleep", "Timing", "UnderWay"];
+const ALTERNATIVES: [&str; 4] = ["Meters", "Rules", "Runtime", "Sleep"];
 
 /// A name has one meaning, and a reader of the way to Redis meets few nouns.
 #[test]
