@@ -11,7 +11,6 @@ mod layer;
 #[cfg(feature = "openapi")]
 mod openapi;
 mod options;
-mod reason;
 mod rejection;
 mod request;
 mod service;
@@ -26,6 +25,5 @@ pub use endpoint::RateLimitEndpoint;
 pub use future::ResponseFuture;
 pub use headers::Headers;
 pub use layer::FixedWindowLayer;
-pub use reason::Reason;
-pub use rejection::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject, Rejection};
+pub use rejection::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reason, Reject, Rejection};
 pub use service::FixedWindow;

@@ -13,7 +13,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use tower_service::Service;
 
 use super::headers::{put_failure_headers, seconds};
-use super::reason::{Consequences, Reason};
+use super::rejection::Reason;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limits::{Limiter, Limits};
@@ -146,7 +146,7 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
             };
             Ok(json.map_or_else(
                 |reason| {
-                    let Consequences { status, may_retry, .. } = reason.consequences();
+                    let (status, _, may_retry) = reason.answer();
                     failure(status, None, may_retry)
                 },
                 |json| response(StatusCode::OK, json, false),

@@ -13,8 +13,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::correction::PendingDecision;
-use super::reason::Reason;
-use super::rejection::Reject;
+use super::rejection::{Reason, Reject};
 use super::request::{LimitedRequest, Next};
 use super::stacked;
 use super::upload::{Drain, Rest};

@@ -1,26 +1,63 @@
-//! The response to a refused request: a [`Reject`] creates it from a [`Rejection`].
+//! The response to a refused request. A [`Reason`] says why it is refused, and has its status; a
+//! [`Rejection`] shows the reason to the [`Reject`] of the layer, which makes the response.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::time::Duration;
 
-use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{Response, StatusCode};
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 use super::headers::{
-    FAILED_RETRY_AFTER, LimitAt, PreparedHeaders, is_refused_inside, policy_name, retry_after_secs,
-    stamp_failed,
+    FAILED_RETRY_AFTER, Headers, LimitAt, PreparedHeaders, is_refused_inside, mark_refused,
+    policy_name, put_failure_headers, retry_after_secs,
 };
-use super::reason::Reason;
-use crate::decision::Decision;
-use crate::quota::Quota;
+use crate::decision::{Decision, RateLimited};
+use crate::key::MissingKey;
+use crate::limits::Limiter;
+use crate::quota::{Quota, Quotas};
+use crate::store::StoreError;
 
-mod outside;
-mod problem;
-mod reject;
+/// Why a request was refused: [`Rejection::reason`](crate::Rejection::reason).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The limit is reached: 429, or the status of the layer.
+    #[doc(alias = "quota exceeded")]
+    RateLimited(Decision),
+    /// The request has no key: 400 if the client left something out, 500 if the server is
+    /// configured wrongly.
+    MissingKey(MissingKey),
+    /// The store failed, and the layer is set to refuse then: 503.
+    StoreFailed,
+    /// The queue was closed while the request was waiting in it: 503.
+    QueueClosed,
+}
 
-#[cfg(feature = "openapi")]
-pub(crate) use problem::QUOTA_EXCEEDED;
-pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
+impl Reason {
+    pub(crate) fn decision(&self) -> Option<&Decision> {
+        match self {
+            Self::RateLimited(decision) => Some(decision),
+            _ => None,
+        }
+    }
+
+    /// Returns the status, unless the layer has another one for refusals by a limit, the code of
+    /// gRPC, and whether the same request may pass later.
+    pub(crate) fn answer(&self) -> (StatusCode, u16, bool) {
+        match self {
+            // RESOURCE_EXHAUSTED
+            Self::RateLimited(_) => (StatusCode::TOO_MANY_REQUESTS, 8, true),
+            // INVALID_ARGUMENT
+            Self::MissingKey(missing) if missing.is_client() => (StatusCode::BAD_REQUEST, 3, false),
+            // INTERNAL
+            Self::MissingKey(_) => (StatusCode::INTERNAL_SERVER_ERROR, 13, false),
+            // UNAVAILABLE
+            Self::StoreFailed | Self::QueueClosed => (StatusCode::SERVICE_UNAVAILABLE, 14, true),
+        }
+    }
+}
 
 /// A refused request, for closures that create the response.
 ///
@@ -42,8 +79,8 @@ pub use reject::{EmptyBody, GitHubBody, Grpc, ProblemJson, Reject};
 #[derive(Clone, Copy, Debug)]
 pub struct Rejection<'a> {
     pub(crate) reason: &'a Reason,
-    /// The status of refusals by a limit.
-    pub(crate) limited: StatusCode,
+    /// The status of refusals by a limit, if the layer sets one.
+    pub(crate) limited: Option<StatusCode>,
     pub(crate) name: &'a str,
     /// The limits that were decided, as far as these are known: the first, and the others.
     pub(crate) first: Option<LimitAt<'a>>,
@@ -61,9 +98,9 @@ impl<'a> Rejection<'a> {
 
     /// Returns the status of the response.
     pub fn status(&self) -> StatusCode {
-        match self.reason {
-            Reason::RateLimited(_) => self.limited,
-            reason => reason.consequences().status,
+        match (self.reason, self.limited) {
+            (Reason::RateLimited(_), Some(status)) => status,
+            (reason, _) => reason.answer().0,
         }
     }
 
@@ -89,7 +126,7 @@ impl<'a> Rejection<'a> {
     pub fn retry_after(&self) -> Option<Duration> {
         let seconds = match self.reason {
             Reason::RateLimited(decision) => retry_after_secs(decision),
-            reason => reason.consequences().may_retry.then_some(FAILED_RETRY_AFTER),
+            reason => reason.answer().2.then_some(FAILED_RETRY_AFTER),
         };
         seconds.map(Duration::from_secs)
     }
@@ -113,15 +150,15 @@ impl<'a> Rejection<'a> {
             && decision.left_and_cost().is_none()
     }
 
-    /// Returns the quotas that refused, with the names of their limits.
-    fn violated(&self) -> Vec<(&'a str, &'a Quota)> {
+    /// Returns the names of the quotas that refused, such as `login:5/minute`.
+    fn violated(&self) -> Vec<String> {
         let mut violated = Vec::new();
         let Some(decision) = self.reason.decision() else { return violated };
         for (place, name, quotas) in self.limits() {
             let decision = decision.at(place);
             let refusing = decision.into_iter().flat_map(|decision| decision.refusing());
             let refusing = refusing.filter_map(|i| quotas.as_slice().get(i));
-            violated.extend(refusing.map(|quota| (name, quota)));
+            violated.extend(refusing.map(|quota| policy_name(name, quota)));
         }
         violated
     }
@@ -133,8 +170,7 @@ impl<'a> Rejection<'a> {
             Reason::RateLimited(decision) => {
                 let mut text = String::from("API rate limit exceeded");
                 if self.first.is_some() {
-                    text.push_str(": ");
-                    self.write_policies(&mut text, "", ", ");
+                    text += &format!(": {}", self.violated().join(", "));
                 }
                 let numbers = decision.left_and_cost();
                 if let Some((left, cost)) = numbers {
@@ -155,14 +191,6 @@ impl<'a> Rejection<'a> {
             }
             Reason::StoreFailed => "The rate limit can't be checked at the moment".into(),
             Reason::QueueClosed => "The server is shutting down".into(),
-        }
-    }
-
-    fn write_policies(&self, text: &mut String, quote: &str, separator: &str) {
-        for (i, (name, quota)) in self.violated().into_iter().enumerate() {
-            let separator = if i == 0 { "" } else { separator };
-            let policy = policy_name(name, quota);
-            write!(text, "{separator}{quote}{policy}{quote}").expect("writing to a string");
         }
     }
 
@@ -214,8 +242,396 @@ impl<'a> Rejection<'a> {
             reason => {
                 let content_type = content_type.map(|value| (CONTENT_TYPE, value.clone()));
                 response.headers_mut().extend(content_type);
-                stamp_failed(response, reason.consequences().may_retry);
+                put_failure_headers(response.headers_mut(), reason.answer().2);
+                mark_refused(response);
             }
         }
+    }
+}
+
+/// Makes the response to a refused request: its status, its body, and headers that describe the
+/// body.
+///
+/// The layer adds the rate-limit headers, `retry-after` and `cache-control`, once, whatever makes
+/// the response. [`ProblemJson`], [`EmptyBody`], [`GitHubBody`] and [`Grpc`] are installed with
+/// [`FixedWindowLayer::reject`](crate::FixedWindowLayer::reject), closures with
+/// [`on_reject`](crate::FixedWindowLayer::on_reject), which have the same arguments.
+///
+/// ```
+/// use http::request::Parts;
+/// use http::{Request, Response};
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, Key, Quota, Reject, Rejection};
+///
+/// struct PlainText;
+///
+/// impl<B: From<String>> Reject<B> for PlainText {
+///     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
+///         why.response(B::from(why.message()))
+///     }
+/// }
+///
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global())).reject(PlainText);
+///
+/// let response = ask(&layer, Request::get("/"));
+/// assert_eq!(response.status(), 429);
+/// assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "the rate limiter can't make a refusal's body of type `{B}` by `{Self}`",
+    label = "no way to make a `{B}`",
+    note = "the default answer needs a body that implements `From<Bytes>` (axum's `Body`, `Full<Bytes>`)",
+    note = "write `.reject(EmptyBody)` on the `FixedWindowLayer` if the body implements `Default` (tonic's, `BoxBody`), `.reject(Grpc)` for gRPC",
+    note = "write `.on_reject(|_, why| why.response(why.message().into()))` if it implements `From<String>` (lambda_http's)",
+    note = "or write `.on_reject(|parts, why| ...)` and make the response yourself",
+    note = "a body that only its own crate can make (of tower-http's layers and `ServeDir`, of rmcp) becomes axum's `Body` by `.layer(MapResponseBodyLayer::new(Body::new))` between the limit and that service (tower-http, feature `map-response-body`)"
+)]
+pub trait Reject<B> {
+    /// The response to a refused request.
+    fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<B>;
+}
+
+/// The default answer: `application/problem+json` (RFC 9457) with the problem type of the IETF
+/// rate-limit draft, and a `message` that clients of GitHub's API understand.
+///
+/// ```
+/// use http::Request;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global()));
+///
+/// let response = ask(&layer, Request::get("/"));
+/// assert_eq!(response.headers()["content-type"], "application/problem+json");
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProblemJson;
+
+#[diagnostic::do_not_recommend]
+impl<B: From<Bytes>> Reject<B> for ProblemJson {
+    fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
+        problem_response(why)
+    }
+}
+
+/// Returns the default response.
+fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
+    static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+    let Some(decision) = why.reason().decision().filter(|of| why.has_body_of_all(of)) else {
+        return why.stamped(B::from(problem(why)), Some(&PROBLEM));
+    };
+    let make = || problem(why);
+    let (headers, body) = why.headers.last_refusal(decision, Some(&PROBLEM), Some(&make));
+    let mut response = why.response(B::from(body));
+    why.headers.put_refused(&mut response, headers, || why.limits(), decision);
+    response
+}
+
+/// Only status and headers, for bodies that can't be made from bytes: tonic's, a `BoxBody`.
+///
+/// ```
+/// use http::Request;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, Quota};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global())).reject(EmptyBody);
+///
+/// let response = ask(&layer, Request::get("/"));
+/// assert_eq!(response.status(), 429);
+/// assert_eq!(response.headers().get("content-type"), None);
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EmptyBody;
+
+#[diagnostic::do_not_recommend]
+impl<B: Default> Reject<B> for EmptyBody {
+    fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
+        why.stamped(B::default(), None)
+    }
+}
+
+/// The JSON body of GitHub's API, `{"message": "API rate limit exceeded ..."}`, for clients that
+/// were written for that one. With [`status`](crate::FixedWindowLayer::status) 403 it is what
+/// GitHub answers.
+///
+/// ```
+/// use http::{Request, StatusCode};
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, GitHubBody, Key, Quota};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_hour(0).key(Key::global()))
+///     .reject(GitHubBody)
+///     .status(StatusCode::FORBIDDEN);
+///
+/// let response = ask(&layer, Request::get("/"));
+/// assert_eq!(response.status(), 403);
+/// assert_eq!(response.headers()["content-type"], "application/json; charset=utf-8");
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GitHubBody;
+
+#[diagnostic::do_not_recommend]
+impl<B: From<Bytes>> Reject<B> for GitHubBody {
+    fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
+        static JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
+        let body = format!(r#"{{"message":"{}"}}"#, Escaped(&why.message()));
+        why.stamped(B::from(body.into()), Some(&JSON))
+    }
+}
+
+/// Trailers-only responses of gRPC: 200 with `grpc-status: 8` (RESOURCE_EXHAUSTED), a message, and
+/// the rate-limit headers as metadata. A plain 429 would reach gRPC clients as UNAVAILABLE, which
+/// they retry at once. A call of gRPC-web is answered in its own content type.
+///
+/// ```
+/// use http::Request;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, Grpc, Key, Quota};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_second(0).key(Key::global())).reject(Grpc);
+///
+/// let response = ask(&layer, Request::post("/"));
+/// assert_eq!(response.status(), 200);
+/// assert_eq!(response.headers()["grpc-status"], "8");
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Grpc;
+
+impl Grpc {
+    pub(crate) const HEADERS: [HeaderName; 2] =
+        [HeaderName::from_static("grpc-status"), HeaderName::from_static("grpc-message")];
+}
+
+#[diagnostic::do_not_recommend]
+impl<B: Default> Reject<B> for Grpc {
+    fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<B> {
+        static GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+
+        // Percent-encoded, as gRPC wants it.
+        let mut message = String::new();
+        for byte in why.message().bytes() {
+            match byte {
+                b'%' | 0..0x20 | 0x7f.. => {
+                    write!(message, "%{byte:02X}").expect("writing to a string");
+                }
+                _ => message.push(byte.into()),
+            }
+        }
+        let asked = parts.headers.get(CONTENT_TYPE).filter(|asked| is_grpc_web(asked));
+        let mut response = why.stamped(B::default(), asked.or(Some(&GRPC)));
+        *response.status_mut() = StatusCode::OK;
+        let headers = response.headers_mut();
+        let [status_name, message_name] = Grpc::HEADERS;
+        headers.insert(status_name, HeaderValue::from(why.reason().answer().1));
+        headers.extend(HeaderValue::try_from(message).ok().map(|message| (message_name, message)));
+        response
+    }
+}
+
+fn is_grpc_web(content_type: &HeaderValue) -> bool {
+    const PREFIX: &[u8] = b"application/grpc-web";
+    content_type.as_bytes().get(..PREFIX.len()).is_some_and(|t| t.eq_ignore_ascii_case(PREFIX))
+}
+
+#[diagnostic::do_not_recommend]
+impl<B, F> Reject<B> for F
+where
+    F: Fn(&Parts, &Rejection<'_>) -> Response<B>,
+{
+    fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<B> {
+        self(parts, why)
+    }
+}
+
+/// The IETF draft's problem type for an exceeded quota (draft-ietf-httpapi-ratelimit-headers-10).
+pub(crate) const QUOTA_EXCEEDED: &str =
+    "https://iana.org/assignments/http-problem-types#quota-exceeded";
+
+/// Returns a problem (RFC 9457) with GitHub's `message` and the wait as a number.
+#[cold]
+fn problem(why: &Rejection<'_>) -> Bytes {
+    let (status, message) = (why.status(), why.message());
+    let (kind, title, policies) = match why.reason {
+        Reason::RateLimited(_) => {
+            let policies =
+                why.violated().iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>();
+            let policies = format!(r#","violated-policies":[{}]"#, policies.join(","));
+            (QUOTA_EXCEEDED, "Quota exceeded", policies)
+        }
+        _ => ("about:blank", status.canonical_reason().unwrap_or_default(), String::new()),
+    };
+    let wait = why.retry_after().map(|after| format!(r#","retry_after":{}"#, after.as_secs()));
+    format!(
+        r#"{{"type":"{kind}","title":"{title}","status":{},"message":"{}"{}{policies}}}"#,
+        status.as_u16(),
+        Escaped(&message),
+        wait.unwrap_or_default()
+    )
+    .into()
+}
+
+/// Escapes text for a JSON string. Only the name of a missing key can need that.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            '"' | '\\' => write!(f, "\\{c}"),
+            c if c.is_control() => f.write_char(' '),
+            c => f.write_char(c),
+        })
+    }
+}
+
+impl Limiter {
+    /// Returns the headers that a layer of this name adds to a response, for a decision of this
+    /// limiter under its own quotas, a plan's or a key's. Those of a refusal include `retry-after`
+    /// and `cache-control`. The IETF's headers name a calendar's window by its length, such as
+    /// `30d`, if the limiter's own quotas have none like it.
+    ///
+    /// This is for frameworks whose middleware is not Tower's. If their headers have another type
+    /// than those of the crate `http`, convert each by `name.as_str()` and `value.as_bytes()`.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Headers, Limiter, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_fixed_window::StoreError> {
+    /// let limiter = Limiter::new(Quota::per_hour(1).name("api"));
+    ///
+    /// let passed = limiter.check("alice").await?;
+    /// let headers = limiter.headers(&passed, Headers::GitHub);
+    /// assert_eq!(headers["x-ratelimit-remaining"], "0");
+    /// assert_eq!(headers["x-ratelimit-resource"], "api");
+    ///
+    /// let refused = limiter.check("alice").await?;
+    /// for (name, value) in &limiter.headers(&refused, Headers::IetfDraft10) {
+    ///     println!("{}: {}", name.as_str(), value.to_str().unwrap());
+    /// }
+    /// # assert!(limiter.headers(&refused, Headers::None).contains_key("retry-after"));
+    /// # Ok(()) }
+    /// ```
+    pub fn headers(&self, decision: &Decision, headers: Headers) -> HeaderMap {
+        let of = decision.of(self.name());
+        let quotas = of.as_ref().map_or_else(|| self.quotas(), |of| quotas_of(of, &self.quotas()));
+        let (decision, limits) = (of.as_ref().unwrap_or(decision), [(0, self.name(), &quotas)]);
+        let limits = limits.into_iter();
+        let prepared = PreparedHeaders::new(headers, self.name(), 0);
+        let mut response = Response::new(());
+        if decision.allowed() {
+            prepared.stamp_passed(&mut response, || limits, decision, || decision.now_ms());
+        } else {
+            prepared.stamp_refused(&mut response, None, || limits, decision);
+        }
+        response.into_parts().0.headers
+    }
+}
+
+/// Returns the limits and windows that a decision was made by: those of a plan, of a key, or of a
+/// moment when the limiter had others. A decision knows its window, but no calendar: if it is in
+/// none of the limiter's own, the quota is named by the length of the window.
+fn quotas_of(decision: &Decision, own: &Quotas) -> Quotas {
+    let mut quotas = decision.usage().iter().enumerate().filter_map(|(i, usage)| {
+        let of_own_window = own.as_slice().get(i).filter(|own| own.may_last(usage.window()));
+        let quota = of_own_window.map(|own| own.with_limit(usage.limit()));
+        // Each with an anchor of its own: a set has no two equal ones.
+        let anchor = Duration::from_millis(1 + i as u64);
+        let other = Quota::try_new(usage.limit(), usage.window());
+        quota.or_else(|| Some(other.ok()?.starting_at(anchor)))
+    });
+    let first = quotas.next().map_or(*own, Quotas::from);
+    quotas.fold(first, |all, quota| all.try_and(quota).unwrap_or(all))
+}
+
+/// 429, with the headers and the body that a layer's refusal has. An outer layer of this crate
+/// leaves them alone, and takes nothing for the request.
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::Response;
+/// use http_body_util::Full;
+/// use tower_fixed_window::{Limiter, Quota};
+///
+/// type Answer = Response<Full<Bytes>>;
+///
+/// async fn login(logins: &Limiter, email: &str) -> Result<Answer, Answer> {
+///     logins.check(email).await?.into_result()?;
+///     Ok(Response::new(Full::from("welcome")))
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let logins = Limiter::new(Quota::per_hour(1).name("login"));
+/// assert!(login(&logins, "alice@example.com").await.is_ok());
+///
+/// let refused = login(&logins, "alice@example.com").await.unwrap_err();
+/// assert_eq!(refused.status(), 429);
+/// assert_eq!(refused.headers()["x-ratelimit-remaining"], "0");
+/// assert!(refused.headers().contains_key("retry-after"));
+/// # }
+/// ```
+impl<B: From<Bytes>> From<RateLimited> for Response<B> {
+    fn from(error: RateLimited) -> Self {
+        let (decision, refusers) = error.into_parts();
+        let limits: Vec<_> =
+            refusers.iter().map(|(place, of)| (*place, &*of.name, &of.quotas)).collect();
+        let governing = decision.governing_limit().to_owned();
+        answer(&Reason::RateLimited(decision), &governing, &limits)
+    }
+}
+
+/// 503 with `retry-after`, and nothing of the error's text.
+impl<B: From<Bytes>> From<StoreError> for Response<B> {
+    fn from(_: StoreError) -> Self {
+        answer(&Reason::StoreFailed, "", &[])
+    }
+}
+
+fn answer<B: From<Bytes>>(reason: &Reason, name: &str, limits: &[LimitAt<'_>]) -> Response<B> {
+    let headers = PreparedHeaders::new(Headers::GitHub, name, 0);
+    let (first, others) = limits.split_first().map_or((None, limits), |(f, o)| (Some(*f), o));
+    problem_response(&Rejection {
+        reason,
+        limited: None,
+        name,
+        first,
+        others,
+        has_one_body: false,
+        headers: &headers,
+    })
+}
+
+/// The response that `RateLimited` makes of itself: see `From<RateLimited> for http::Response<B>`.
+///
+/// ```
+/// use axum::Form;
+/// use axum::extract::State;
+/// use tower_fixed_window::Limiter;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Login { email: String }
+///
+/// async fn login(
+///     State(logins): State<Limiter>,
+///     Form(form): Form<Login>,
+/// ) -> axum::response::Result<&'static str> {
+///     logins.check(form.email).await?.into_result()?;
+///     Ok("welcome")
+/// }
+/// # let _: axum::Router<Limiter> = axum::Router::new().route("/", axum::routing::post(login));
+/// ```
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl axum::response::IntoResponse for RateLimited {
+    fn into_response(self) -> axum::response::Response {
+        self.into()
+    }
+}
+
+/// 503 with `retry-after`.
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl axum::response::IntoResponse for StoreError {
+    fn into_response(self) -> axum::response::Response {
+        self.into()
     }
 }

@@ -22,8 +22,7 @@ use http::{Extensions, Response};
 
 use super::correction::{Actual, Charged, Correction, PendingDecision};
 use super::headers::LimitAt;
-use super::reason::Reason;
-use super::rejection::{Reject, Rejection};
+use super::rejection::{Reason, Reject, Rejection};
 use super::settings::Settings;
 use super::shared::{Current, Shared};
 use crate::decision::{Decision, Ruling};
@@ -325,18 +324,24 @@ impl<J> LimitedRequest<J> {
     #[inline]
     pub(crate) fn report_refusal(&mut self, parts: &Parts, reason: &Reason) {
         self.leave_queue();
-        if let Reason::RateLimited(decision) = reason {
-            self.report(parts, decision);
-        } else if let Some(outcome) = reason.consequences().outcome {
-            self.report_undecided(reason, outcome);
+        match reason {
+            Reason::RateLimited(decision) => self.report(parts, decision),
+            _ => self.report_undecided(reason),
         }
     }
 
     /// Reports a request that is refused without a decision, by the limit whose key is missing or
     /// by all limits.
     #[cold]
-    fn report_undecided(&self, reason: &Reason, outcome: Outcome) {
-        let missing = reason.missing_from_client();
+    fn report_undecided(&self, reason: &Reason) {
+        let (outcome, missing) = match reason {
+            Reason::MissingKey(missing) if missing.is_client() => {
+                (Outcome::MissingKey, Some(missing))
+            }
+            Reason::MissingKey(_) => (Outcome::MissingKey, None),
+            Reason::StoreFailed => (Outcome::FailedClosed, None),
+            Reason::RateLimited(_) | Reason::QueueClosed => return,
+        };
         let report = |settings: &Settings| {
             settings.limiter.scope().observe().refused_undecided(outcome, missing);
         };
@@ -364,7 +369,7 @@ impl<J> LimitedRequest<J> {
         // Bodies differ between plans, and between the limits that refuse.
         let why = Rejection {
             reason,
-            limited: shared.options.status,
+            limited: Some(shared.options.status),
             name: governing.limiter.name(),
             first: Some(self.limit_at(0)),
             others: &others,

@@ -9,7 +9,7 @@ use http::request::Parts;
 use super::{LimitedRequest, Next, Rare, RequestLine};
 use crate::decision::Decision;
 use crate::middleware::correction::PendingDecision;
-use crate::middleware::reason::Reason;
+use crate::middleware::rejection::Reason;
 use crate::middleware::shared::Current;
 use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
 use crate::store::{Reply, StoreError};
