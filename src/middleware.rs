@@ -10,14 +10,10 @@ mod headers;
 mod layer;
 #[cfg(feature = "openapi")]
 mod openapi;
-mod options;
 mod rejection;
 mod request;
 mod service;
-mod settings;
-mod shared;
 mod stacked;
-mod twice;
 mod upload;
 
 pub use cost::{CostMeter, TrueCost};

@@ -3,20 +3,17 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-#[cfg(feature = "tokio")]
 use std::time::Duration;
 
+use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
 use http::request::Parts;
-use http::{HeaderName, Response, StatusCode, response};
+use http::{HeaderName, Method, Response, StatusCode, response};
 use http_body::Body;
 use tower_layer::Layer;
 
 use super::headers::Headers;
-use super::options::Options;
 use super::rejection::{Grpc, ProblemJson, Rejection};
-use super::service::FixedWindow;
-use super::shared::Shared;
-use super::twice::Watch;
+use super::service::{FixedWindow, Shared, Watch};
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::limits::{IntoLimits, Limits};
@@ -105,10 +102,10 @@ use crate::queue::{Lines, Queue};
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct FixedWindowLayer<J = ProblemJson> {
     limits: Limits,
-    options: Options,
+    pub(super) options: Options,
     /// The lines in which requests wait.
     lines: Arc<Lines>,
-    reject: Arc<J>,
+    pub(super) reject: Arc<J>,
 }
 
 impl FixedWindowLayer {
@@ -163,8 +160,8 @@ impl FixedWindowLayer {
     pub fn new(limits: impl IntoLimits) -> Self {
         let limits = limits.into_limits();
         limits.assert_valid();
-        let (options, lines) = (Options::default(), Arc::default());
-        Self { limits, options, lines, reject: Arc::new(ProblemJson) }
+        let options = Options { drains: default_drains(), ..Options::default() };
+        Self { limits, options, lines: Arc::default(), reject: Arc::new(ProblemJson) }
     }
 }
 
@@ -457,7 +454,7 @@ impl<J> FixedWindowLayer<J> {
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 403);
     /// ```
     pub fn status(mut self, status: StatusCode) -> Self {
-        self.options.status = status;
+        self.options.status = Some(status);
         self
     }
 
@@ -606,16 +603,6 @@ impl<J> FixedWindowLayer<J> {
         self.options.drains.clear();
         self
     }
-
-    #[cfg(feature = "openapi")]
-    pub(super) fn options(&self) -> &Options {
-        &self.options
-    }
-
-    #[cfg(feature = "openapi")]
-    pub(super) fn rejects(&self) -> &J {
-        &self.reject
-    }
 }
 
 impl<S, J> Layer<S> for FixedWindowLayer<J> {
@@ -654,4 +641,47 @@ impl<J> fmt::Debug for FixedWindowLayer<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FixedWindowLayer").field("limits", &self.limits).finish_non_exhaustive()
     }
+}
+
+type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
+type CountIf = Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>;
+type OnDecision = Arc<dyn Fn(&Parts, &Decision) + Send + Sync>;
+
+/// How a layer applies its limits to HTTP, apart from how it refuses.
+#[derive(Clone, Default)]
+pub(crate) struct Options {
+    pub(crate) skip: Option<Skip>,
+    pub(crate) skip_preflight: bool,
+    pub(crate) count_if: Option<CountIf>,
+    pub(crate) on_decision: Option<OnDecision>,
+    pub(crate) refund_dropped: bool,
+    pub(crate) expose_decision: bool,
+    /// The most requests of a key that may wait, and the longest wait.
+    pub(crate) queue: Option<(u64, Duration)>,
+    /// Readers for the bodies of refused requests.
+    pub(crate) drains: Vec<Drain>,
+    /// The status of a refusal, if it is another one than 429.
+    pub(crate) status: Option<StatusCode>,
+    pub(crate) headers: Headers,
+}
+
+impl Options {
+    /// Returns whether a request passes without being counted.
+    #[inline]
+    pub(crate) fn skips(&self, parts: &Parts) -> bool {
+        let preflight = || {
+            parts.method == Method::OPTIONS
+                && parts.headers.contains_key(ORIGIN)
+                && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+        };
+        self.skip_preflight && preflight() || self.skip.as_ref().is_some_and(|skip| skip(parts))
+    }
+}
+
+/// Returns a reader for axum's bodies, with the feature `axum`.
+fn default_drains() -> Vec<Drain> {
+    #[cfg(feature = "axum")]
+    return vec![Drain::of::<axum::body::Body>()];
+    #[cfg(not(feature = "axum"))]
+    Vec::new()
 }

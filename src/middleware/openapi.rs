@@ -32,12 +32,13 @@ impl<J: 'static> FixedWindowLayer<J> {
     /// [response objects]: https://spec.openapis.org/oas/v3.1.1.html#response-object
     #[cfg_attr(docsrs, doc(cfg(feature = "openapi")))]
     pub fn openapi_responses(&self) -> Value {
-        let reject: &dyn Any = self.rejects();
+        let reject: &dyn Any = &*self.reject;
         let mut responses = Map::new();
         if reject.is::<Grpc>() {
             return responses.into();
         }
-        let (status, headers) = (self.options().status, refusal_headers(self));
+        let (status, headers) =
+            (self.options.status.unwrap_or(StatusCode::TOO_MANY_REQUESTS), refusal_headers(self));
         let refusal =
             response("The rate limit is exceeded.", headers, content(reject, status, true));
         responses.insert(status.as_str().to_owned(), refusal);
@@ -54,7 +55,7 @@ impl<J: 'static> FixedWindowLayer<J> {
         add_failure(StatusCode::BAD_REQUEST, lacks_key, false);
         let is_misconfigured = "The rate limit of this server is misconfigured.";
         add_failure(StatusCode::INTERNAL_SERVER_ERROR, is_misconfigured, false);
-        if self.options().queue.is_some() || self.limits().may_fail() {
+        if self.options.queue.is_some() || self.limits().may_fail() {
             let is_unavailable = "The rate limit can't be checked, or the server is shutting down.";
             add_failure(StatusCode::SERVICE_UNAVAILABLE, is_unavailable, true);
         }
@@ -126,7 +127,7 @@ fn content(reject: &dyn Any, status: StatusCode, is_refusal: bool) -> Option<Val
 }
 
 fn refusal_headers<J>(layer: &FixedWindowLayer<J>) -> Value {
-    let style = layer.options().headers;
+    let style = layer.options.headers;
     let mut headers = common_headers(true);
     // Absent if waiting does not help.
     headers["retry-after"]["required"] = json!(false);

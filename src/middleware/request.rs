@@ -23,8 +23,7 @@ use http::{Extensions, Response};
 use super::correction::{Actual, Charged, Correction, PendingDecision};
 use super::headers::LimitAt;
 use super::rejection::{Reason, Reject, Rejection};
-use super::settings::Settings;
-use super::shared::{Current, Shared};
+use super::service::{Current, Settings, Shared};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
 use crate::limits::{ChargedLine, observe};
@@ -369,7 +368,7 @@ impl<J> LimitedRequest<J> {
         // Bodies differ between plans, and between the limits that refuse.
         let why = Rejection {
             reason,
-            limited: Some(shared.options.status),
+            limited: shared.options.status,
             name: governing.limiter.name(),
             first: Some(self.limit_at(0)),
             others: &others,

@@ -1,16 +1,26 @@
-//! The service that [`FixedWindowLayer`](crate::FixedWindowLayer) makes.
+//! The service that [`FixedWindowLayer`](crate::FixedWindowLayer) makes, and the state that its
+//! clones share.
 
 use std::fmt;
-use std::sync::Arc;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
+use std::thread::available_parallelism;
 
-use http::{Request, Response};
+use http::{Extensions, Request, Response};
 use tower_service::Service;
 
 use super::future::ResponseFuture;
+use super::headers::PreparedHeaders;
+use super::layer::Options;
 use super::rejection::{ProblemJson, Reject};
 use super::request::LimitedRequest;
-use super::shared::{Lanes, Shared};
+use crate::key::{Key, KeyExtractor};
+use crate::limits::{CostFn, InForce, Limiter, Limits, PlanFn};
+use crate::observe;
+use crate::queue::Queue;
+use crate::quota::Quotas;
 
 /// A service whose requests are limited: see [`FixedWindowLayer`](crate::FixedWindowLayer).
 ///
@@ -93,4 +103,232 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
             .field("limits", &self.lanes.shared().limits)
             .finish_non_exhaustive()
     }
+}
+
+pub(crate) struct Shared<J> {
+    pub(crate) limits: Limits,
+    pub(crate) options: Options,
+    /// The queue in which requests wait, if the layer has one.
+    pub(crate) queue: Option<Arc<Queue>>,
+    pub(crate) reject: Arc<J>,
+    pub(crate) watch: Watch,
+}
+
+/// The layer's state and the quotas in force. A request holds one `Arc` of it.
+pub(crate) struct Current<J> {
+    pub(crate) shared: Arc<Shared<J>>,
+    /// The settings of the first limit.
+    pub(crate) settings: Settings,
+    /// The settings of the other limits.
+    others: Box<[Settings]>,
+}
+
+impl<J> Current<J> {
+    #[cold]
+    pub(crate) fn new(shared: &Arc<Shared<J>>) -> Arc<Self> {
+        let mut all = shared.limits.iter().map(|limiter| Settings::new(limiter, &shared.options));
+        Arc::new(Self {
+            settings: all.next().expect("a layer has a limit"),
+            others: all.collect(),
+            shared: Arc::clone(shared),
+        })
+    }
+
+    /// Returns the number of limits.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    /// Returns the settings of the limit with this index.
+    pub(crate) fn settings_of(&self, limit: usize) -> &Settings {
+        match limit {
+            0 => &self.settings,
+            other => &self.others[other - 1],
+        }
+    }
+
+    /// Returns whether no limit's quotas have changed since this was made, and none of its changes
+    /// ends by itself.
+    #[inline]
+    fn is_current(&self) -> bool {
+        self.settings.are_current() && self.others.iter().all(Settings::are_current)
+    }
+
+    /// Ends changes whose time is over, and returns whether no limit's quotas have changed.
+    pub(crate) fn is_current_now(&self) -> bool {
+        self.settings.are_current_now() && self.others.iter().all(Settings::are_current_now)
+    }
+}
+
+/// A limit of the layer, its quotas in force, and the parts of responses that depend only on these.
+pub(crate) struct Settings {
+    pub(crate) limiter: Limiter,
+    pub(crate) key: Arc<dyn KeyExtractor>,
+    pub(crate) cost: Option<CostFn>,
+    generation: u64,
+    pub(crate) quotas: Quotas,
+    /// Chooses the quotas of requests that differ: by plan, or for a key until an instant.
+    pub(crate) plan: Option<PlanFn>,
+    pub(crate) headers: PreparedHeaders,
+}
+
+impl Settings {
+    pub(crate) fn new(limiter: &Limiter, options: &Options) -> Self {
+        let (name, live) = (limiter.name(), limiter.live());
+        limiter.end_changes();
+        let InForce { generation, quotas, plan } = live.in_force();
+        Self {
+            key: Arc::clone(&live.limit().key),
+            cost: live.limit().cost.clone(),
+            generation,
+            headers: PreparedHeaders::new(options.headers, name, quotas.as_slice()[0].limit()),
+            quotas,
+            plan,
+            limiter: limiter.clone(),
+        }
+    }
+
+    /// Returns whether the limit still has these quotas, and no change of these ends by itself.
+    #[inline]
+    pub(crate) fn are_current(&self) -> bool {
+        self.limiter.live().is_of(self.generation)
+    }
+
+    /// Ends changes whose time is over, and returns whether the limit still has these quotas.
+    pub(crate) fn are_current_now(&self) -> bool {
+        self.limiter.end_changes();
+        self.limiter.live().generation() == self.generation
+    }
+}
+
+/// A [`Current`] for each thread that can run at a time. Requests on different threads share no
+/// memory that they write, such as reference counts and prepared header values.
+pub(crate) struct Lanes<J> {
+    shared: Arc<Shared<J>>,
+    lanes: Box<[Lane<J>]>,
+}
+
+/// A thread's copy, on cache lines of its own.
+#[repr(align(128))]
+struct Lane<J> {
+    /// The first settings, read without a lock. Most layers never change them.
+    first: OnceLock<Arc<Current<J>>>,
+    /// The settings after a change of quotas.
+    changed: Mutex<Option<Arc<Current<J>>>>,
+}
+
+impl<J> Lane<J> {
+    #[cold]
+    fn renew(&self, shared: &Arc<Shared<J>>) -> Arc<Current<J>> {
+        let first = self.first.get_or_init(|| Current::new(shared));
+        if first.is_current_now() {
+            return Arc::clone(first);
+        }
+        let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*changed {
+            Some(current) if current.is_current_now() => Arc::clone(current),
+            _ => Arc::clone(changed.insert(Current::new(shared))),
+        }
+    }
+}
+
+impl<J> Lanes<J> {
+    pub(crate) fn new(shared: Shared<J>) -> Self {
+        let lane = || Lane { first: OnceLock::new(), changed: Mutex::new(None) };
+        Self { shared: Arc::new(shared), lanes: (0..threads()).map(|_| lane()).collect() }
+    }
+
+    pub(crate) fn shared(&self) -> &Shared<J> {
+        &self.shared
+    }
+
+    /// Returns the settings in force.
+    #[inline]
+    pub(crate) fn current(&self) -> Arc<Current<J>> {
+        let lane = &self.lanes[number_of_thread() & (self.lanes.len() - 1)];
+        match lane.first.get() {
+            Some(current) if current.is_current() => Arc::clone(current),
+            _ => lane.renew(&self.shared),
+        }
+    }
+}
+
+/// Returns how many threads can run at a time, as a power of two.
+fn threads() -> usize {
+    const MOST: usize = 64;
+    static THREADS: OnceLock<usize> = OnceLock::new();
+
+    *THREADS.get_or_init(|| {
+        available_parallelism().map_or(1, NonZero::get).next_power_of_two().min(MOST)
+    })
+}
+
+#[inline]
+fn number_of_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    NUMBER.with(|number| *number)
+}
+
+/// The number of requests of a service that are marked. After these, most services have had a
+/// request on each route, and later requests cost nothing.
+const MARKED: u32 = 256;
+
+/// Counts the marked requests of a service.
+#[derive(Default)]
+pub(crate) struct Watch(AtomicU32);
+
+/// The charges of a request so far, in its extensions.
+#[derive(Default)]
+struct Charges(Vec<(Layer, Key)>);
+
+/// Cloned extensions belong to another request, such as a part of a batch.
+impl Clone for Charges {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+/// Identifies a layer: equal for layers of one limit. A clone with another `count_if` differs, also
+/// if it shares the counters.
+type Layer = [usize; 2];
+
+impl Watch {
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed) < MARKED
+    }
+
+    /// Marks a request that was charged. If the same layer has marked it before, this is logged.
+    pub(crate) fn mark(
+        &self,
+        limiter: &Limiter,
+        options: &Options,
+        key: &Key,
+        extensions: &mut Extensions,
+    ) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let charge = (layer(limiter, options), key.clone());
+        let Charges(charges) = extensions.get_or_insert_default();
+        if charges.contains(&charge) {
+            let name = limiter.name();
+            let name = if name.is_empty() { String::new() } else { format!(" `{name}`") };
+            observe::mistake(&format_args!(
+                "the same rate limit{name} is applied twice on the way of a request and charges it \
+                 twice: remove one of the two `.layer(..)` calls, on the app or on a route or router \
+                 in it, or make it another limit with another name"
+            ));
+        }
+        charges.push(charge);
+    }
+}
+
+fn layer(limiter: &Limiter, options: &Options) -> Layer {
+    fn address<T: ?Sized>(arc: &Arc<T>) -> usize {
+        Arc::as_ptr(arc).cast::<()>().addr()
+    }
+    [address(limiter.live()), options.count_if.as_ref().map_or(0, address)]
 }

@@ -8,7 +8,7 @@ use crate::limits::Limiter;
 use crate::middleware::correction::Actual;
 use crate::middleware::cost::TrueCost;
 use crate::middleware::headers::is_refused_inside;
-use crate::middleware::shared::Shared;
+use crate::middleware::service::Shared;
 
 impl<J> LimitedRequest<J> {
     /// Returns whether this response may [correct](Self::correct) the charge.

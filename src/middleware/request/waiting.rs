@@ -10,7 +10,7 @@ use super::{LimitedRequest, Next, Rare, RequestLine};
 use crate::decision::Decision;
 use crate::middleware::correction::PendingDecision;
 use crate::middleware::rejection::Reason;
-use crate::middleware::shared::Current;
+use crate::middleware::service::Current;
 use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
 use crate::store::{Reply, StoreError};
 use crate::timer::Instant;
