@@ -1,8 +1,31 @@
-//! The middleware. A request passes through its files in one direction: `layer` creates the
-//! `service`, whose `future` charges the `request`. A refused request gets a `rejection`, and every
-//! response gets its `headers`.
+//! Limits over HTTP.
+//!
+//! ```text
+//! FixedWindowLayer ──> FixedWindow ──> ResponseFuture ──> the inner service
+//! `layer`              `service`       `future` │                │
+//!                                               v                v
+//!                                     LimitedRequest ──────> its response, with `headers`
+//!                                     `request` │
+//!                                               v
+//!                                     Rejection ──────────> 429, once the `upload` was read
+//!                                     `rejection`
+//! ```
+//!
+//! - The *layer* has the options. Its *service* has what requests need, once for each thread: the
+//!   quotas in force, and headers that are made of these alone. Threads share no memory that they
+//!   write.
+//! - The *future* owns the service that was made ready, the request's parts and its body. It only
+//!   calls, waits and reads; what a request has taken, and what is returned for it, the *limited
+//!   request* knows.
+//! - A *rejection* is why a request is refused. A `Reject` makes the response of it, and the
+//!   headers are added whatever that was.
+//! - `cost` carries true costs from the handler to the limited request. `endpoint` and `openapi`
+//!   stand beside: they show limits, and charge nothing.
+//!
+//! A request that passes is called within `call`, before the future is polled: most stores answer
+//! at once. Its path is kept in few functions, since moving a request, a response or a decision is
+//! measurable. Whatever is rare is boxed, or not inlined.
 
-mod correction;
 mod cost;
 mod endpoint;
 mod future;
@@ -13,7 +36,6 @@ mod openapi;
 mod rejection;
 mod request;
 mod service;
-mod stacked;
 mod upload;
 
 pub use cost::{CostMeter, TrueCost};

@@ -1,6 +1,7 @@
 //! The future of a limited request: [`ResponseFuture`]. It waits for the store's answer or in the
 //! queue, and then for the service.
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::mem;
@@ -12,10 +13,8 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::correction::PendingDecision;
-use super::rejection::{Reason, Reject};
-use super::request::{LimitedRequest, Next};
-use super::stacked;
+use super::rejection::Reject;
+use super::request::{LimitedRequest, Next, PendingDecision};
 use super::upload::{Drain, Rest};
 
 pin_project! {
@@ -40,13 +39,22 @@ pin_project! {
     {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
-            if this.limited.awaits_response() {
+            if this.limited.awaits_response {
                 drop_unanswered(this.state, this.limited);
             } else if let FutureState::Refused { response: Some(_), .. } = &*this.state {
-                stacked::note_refused();
+                REFUSED.set(true);
             }
         }
     }
+}
+
+thread_local! {
+    /// Set by the futures of refused requests that are dropped, and read by the future of an outer
+    /// layer, which drops them: a request may be dropped after an inner layer has refused it, while
+    /// the rest of its body is read. The outer layers then refund their charges (S9). Otherwise a
+    /// client could use up a limit that it shares with others, by uploads that it breaks off.
+    /// Nothing has to be passed along with requests that are not dropped.
+    static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Drops the service's future, and refunds the charge if a layer in there had refused the request.
@@ -58,7 +66,11 @@ fn drop_unanswered<S, B, J>(
 ) where
     S: Service<Request<B>>,
 {
-    if stacked::drop_inside(|| state.set(FutureState::Refused { response: None, rest: None })) {
+    let before = REFUSED.replace(false);
+    state.set(FutureState::Refused { response: None, rest: None });
+    let refused = REFUSED.get();
+    REFUSED.set(before || refused);
+    if refused {
         limited.give_back();
     }
 }
@@ -115,7 +127,7 @@ where
         match next {
             Next::Refuse(reason) => {
                 let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
-                let response = Some(refuse(&mut limited, &reason, &parts));
+                let response = Some(limited.refuse(&parts, &reason));
                 Self { state: FutureState::Refused { response, rest }, limited }
             }
             next => {
@@ -150,7 +162,7 @@ where
         }
         Next::Refuse(reason) => {
             let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
-            FutureState::Refused { response: Some(refuse(limited, &reason, &parts)), rest }
+            FutureState::Refused { response: Some(limited.refuse(&parts, &reason)), rest }
         }
         Next::Decide(decision) => {
             let service = take_ready(service);
@@ -162,17 +174,6 @@ where
             FutureState::Waiting { held: Some(Held { service, parts, body }) }
         }
     }
-}
-
-/// Returns the response to a refused request.
-#[inline(never)]
-fn refuse<J: Reject<R>, R>(
-    limited: &mut LimitedRequest<J>,
-    reason: &Reason,
-    parts: &Parts,
-) -> Response<R> {
-    limited.report_refusal(parts, reason);
-    limited.reject(parts, reason)
 }
 
 /// Returns the ready service, and leaves a clone in its place.

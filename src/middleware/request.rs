@@ -1,9 +1,10 @@
-//! A request on its way through the limits, from its keys to the decision: [`LimitedRequest`].
+//! A request on its way through the limits, from its keys to the headers of its response:
+//! [`LimitedRequest`].
 //!
 //! ```text
 //! start ──> lines ──> charge ──────────────> decide ──> call, or refuse
-//!           keys      the store, in the      report     `after_response` corrects the charge
-//!           plans     queue when it is due              when the response is there
+//!           keys      the store, in the      report     the response may `correct` the charge,
+//!           plans     queue when it is due              and gets the headers
 //!           costs
 //! ```
 //!
@@ -20,23 +21,23 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{Extensions, Response};
 
-use super::correction::{Actual, Charged, Correction, PendingDecision};
-use super::headers::LimitAt;
+use super::cost::TrueCost;
+use super::headers::{LimitAt, is_refused_inside};
 use super::rejection::{Reason, Reject, Rejection};
 use super::service::{Current, Settings, Shared};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
-use crate::limits::{ChargedLine, observe};
+use crate::limits::{ChargedLine, Limiter, observe};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{Account, Charge, Reply, StoreError};
 use crate::timer::Instant;
 
-mod after_response;
-mod aside;
+mod correction;
 mod waiting;
 
-use aside::AsideCharge;
+pub(crate) use correction::PendingDecision;
+use correction::{Actual, AsideCharge, Charged, Correction};
 use waiting::Waiting;
 
 pub(crate) struct LimitedRequest<J> {
@@ -46,9 +47,8 @@ pub(crate) struct LimitedRequest<J> {
     /// The charge that may still be corrected.
     charged: Option<Decision>,
     /// `true` from the charge to the response: until then the charge may be refunded (S9, S14).
-    awaits_response: bool,
-    /// `true` if all limits are in shadow mode: the first line is the charge.
-    shadow: bool,
+    pub(super) awaits_response: bool,
+    lines: FoundLines,
     /// What few requests have, boxed to keep the others small.
     rare: Option<Box<Rare>>,
 }
@@ -68,13 +68,10 @@ struct RequestLine {
 struct Rare {
     /// The other lines that are charged with the first.
     others: Vec<RequestLine>,
-    aside: Vec<AsideCharge>,
+    /// The lines of limits in shadow mode beside these.
+    aside: Vec<(RequestLine, AsideCharge)>,
     /// The request's place in the queue, if the layer has one.
     waiting: Option<Waiting>,
-    /// When the request arrived, if it has waited for a limit that is in shadow mode by now.
-    arrived: Option<Instant>,
-    /// The limit whose key is missing.
-    missing: usize,
 }
 
 /// The next step of a request.
@@ -90,10 +87,11 @@ pub(crate) enum Next {
     Refuse(Reason),
 }
 
-/// What the limits of a request's lines so far can do.
+/// What the limits of a request's lines can do.
 #[derive(Clone, Copy, PartialEq)]
 enum FoundLines {
     None,
+    /// All are in shadow mode: the first line is the charge.
     Shadow,
     Enforced,
 }
@@ -106,7 +104,7 @@ impl<J> LimitedRequest<J> {
             first: RequestLine::default(),
             charged: None,
             awaits_response: false,
-            shadow: false,
+            lines: FoundLines::None,
             rare: None,
         }
     }
@@ -131,36 +129,36 @@ impl<J> LimitedRequest<J> {
                 Err(reason) => return Next::Refuse(reason),
             };
         }
-        self.begin(parts, lines)
+        self.begin(parts, lines, None)
     }
 
-    /// Charges the lines that were found, or puts the request in the queue.
+    /// Charges the lines that were found, or puts the request in the queue, in which it may have
+    /// waited since it `arrived`.
     #[inline(always)]
-    fn begin(&mut self, parts: &Parts, lines: FoundLines) -> Next {
-        self.shadow = lines == FoundLines::Shadow;
+    fn begin(&mut self, parts: &Parts, lines: FoundLines, arrived: Option<Instant>) -> Next {
+        self.lines = lines;
         match lines {
             FoundLines::None => Next::Call,
             FoundLines::Enforced if self.current.shared.queue.is_some() && self.may_wait() => {
-                self.join_queue(parts)
+                self.join_queue(parts, arrived)
             }
             _ => self.charge(parts),
         }
     }
 
     /// Begins again with a request that has waited, some of whose limits are in shadow mode by now.
-    fn begin_again(&mut self, parts: &Parts) -> Next {
+    fn begin_again(&mut self, parts: &Parts, arrived: Instant) -> Next {
         let others = self.rare.as_mut().map(|rare| mem::take(&mut rare.others));
         let first = mem::take(&mut self.first);
         let mut lines = FoundLines::None;
         for line in iter::once(first).chain(others.into_iter().flatten()) {
-            let shadow = self.settings_of(&line).limiter.live().is_shadow();
-            lines = self.add(
-                line,
-                if shadow { FoundLines::Shadow } else { FoundLines::Enforced },
-                lines,
-            );
+            let is = match self.settings_of(&line).limiter.live().is_shadow() {
+                true => FoundLines::Shadow,
+                false => FoundLines::Enforced,
+            };
+            lines = self.add(line, is, lines);
         }
-        self.begin(parts, lines)
+        self.begin(parts, lines, Some(arrived))
     }
 
     /// Finds the line of one of the layer's other limits.
@@ -172,11 +170,15 @@ impl<J> LimitedRequest<J> {
         lines: FoundLines,
     ) -> Result<FoundLines, Reason> {
         let mut line = RequestLine { limit, ..RequestLine::default() };
-        let found = find_line(self.current.settings_of(limit), parts, &mut line);
-        Ok(match found.inspect_err(|_| self.rare().missing = limit)? {
-            FoundLines::None => lines,
-            found => self.add(line, found, lines),
-        })
+        match find_line(self.current.settings_of(limit), parts, &mut line) {
+            Ok(FoundLines::None) => Ok(lines),
+            Ok(found) => Ok(self.add(line, found, lines)),
+            Err(reason) => {
+                // The limit that refuses.
+                self.first = line;
+                Err(reason)
+            }
+        }
     }
 
     /// Adds a line to the others.
@@ -184,12 +186,12 @@ impl<J> LimitedRequest<J> {
         match (lines, is) {
             (FoundLines::None, _) => self.first = line,
             (_, FoundLines::Shadow) => {
-                self.rare().aside.push(AsideCharge::new(line));
+                self.rare().aside.push((line, AsideCharge::default()));
                 return lines;
             }
             (FoundLines::Shadow, _) => {
                 let shadow = mem::replace(&mut self.first, line);
-                self.rare().aside.insert(0, AsideCharge::new(shadow));
+                self.rare().aside.insert(0, (shadow, AsideCharge::default()));
             }
             _ => self.rare().others.push(line),
         }
@@ -250,13 +252,13 @@ impl<J> LimitedRequest<J> {
         let decision = match answer {
             Ok(decision) => decision,
             // Without an answer there is no standing to report (S23).
-            Err(error) if error.denies() && !self.shadow => {
+            Err(error) if error.denies() && !self.is_shadow() => {
                 return Next::Refuse(Reason::StoreFailed);
             }
             Err(_) => return self.fail_open(parts),
         };
         if !decision.allowed() {
-            if self.shadow {
+            if self.is_shadow() {
                 self.report(parts, &decision);
                 self.awaits_response = true;
                 self.charge_aside(parts);
@@ -319,48 +321,37 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Leaves the queue and reports the refusal.
-    #[inline]
-    pub(crate) fn report_refusal(&mut self, parts: &Parts, reason: &Reason) {
+    /// Reports a request that is refused without a decision, by the limit whose key is missing or
+    /// by all limits.
+    #[cold]
+    fn report_undecided(&self, reason: &Reason) {
+        let (outcome, missing, lines) = match reason {
+            Reason::MissingKey(missing) if missing.is_client() => {
+                (Outcome::MissingKey, Some(missing), 1)
+            }
+            Reason::MissingKey(_) => (Outcome::MissingKey, None, 1),
+            Reason::StoreFailed => (Outcome::FailedClosed, None, self.count()),
+            Reason::RateLimited(_) | Reason::QueueClosed => return,
+        };
+        for line in self.lines().take(lines) {
+            let observed = self.settings_of(line).limiter.scope().observe();
+            observed.refused_undecided(outcome, missing);
+        }
+    }
+
+    /// Leaves the queue, reports the refusal, and returns the response.
+    #[inline(never)]
+    pub(crate) fn refuse<R>(&mut self, parts: &Parts, reason: &Reason) -> Response<R>
+    where
+        J: Reject<R>,
+    {
         self.leave_queue();
         match reason {
             Reason::RateLimited(decision) => self.report(parts, decision),
             _ => self.report_undecided(reason),
         }
-    }
-
-    /// Reports a request that is refused without a decision, by the limit whose key is missing or
-    /// by all limits.
-    #[cold]
-    fn report_undecided(&self, reason: &Reason) {
-        let (outcome, missing) = match reason {
-            Reason::MissingKey(missing) if missing.is_client() => {
-                (Outcome::MissingKey, Some(missing))
-            }
-            Reason::MissingKey(_) => (Outcome::MissingKey, None),
-            Reason::StoreFailed => (Outcome::FailedClosed, None),
-            Reason::RateLimited(_) | Reason::QueueClosed => return,
-        };
-        let report = |settings: &Settings| {
-            settings.limiter.scope().observe().refused_undecided(outcome, missing);
-        };
-        match reason {
-            Reason::MissingKey(_) => report(self.current.settings_of(self.missing())),
-            _ => self.lines().for_each(|line| report(self.settings_of(line))),
-        }
-    }
-
-    /// Returns the response to a refused request.
-    #[inline(always)]
-    pub(crate) fn reject<R>(&self, parts: &Parts, reason: &Reason) -> Response<R>
-    where
-        J: Reject<R>,
-    {
-        let Current { shared, .. } = &*self.current;
-        let governing = match reason {
-            Reason::MissingKey(_) => self.current.settings_of(self.missing()),
-            _ => self.governing(reason.decision()),
-        };
+        let shared = &self.current.shared;
+        let governing = self.governing(reason.decision());
         let others = match self.others() {
             [] => Vec::new(),
             others => (1..=others.len()).map(|place| self.limit_at(place)).collect(),
@@ -380,9 +371,152 @@ impl<J> LimitedRequest<J> {
         response
     }
 
-    /// Returns whether there is a charge, and no response yet.
-    pub(crate) fn awaits_response(&self) -> bool {
-        self.awaits_response
+    /// Returns whether this response may [correct](Self::correct) the charge.
+    #[inline]
+    pub(crate) fn is_corrected_by<R>(&self, response: &Response<R>) -> bool {
+        self.current.shared.options.count_if.is_some()
+            || self.is_shadow()
+            || !response.extensions().is_empty()
+    }
+
+    /// Adds the headers to the response.
+    #[inline]
+    pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
+        if let Some(decision) = &self.charged
+            && !self.stamp_by(response, decision)
+        {
+            // This layer does not count what an inner layer of this crate has refused (S9).
+            self.give_back();
+        }
+        // The charge stands from here on, even if the response is dropped.
+        self.awaits_response = false;
+    }
+
+    #[inline(always)]
+    fn stamp_by<R>(&self, response: &mut Response<R>, decision: &Decision) -> bool {
+        let now = || self.current.shared.limits.now();
+        let headers = &self.governing(Some(decision)).headers;
+        let limits = || (0..self.count()).map(|place| self.limit_at(place));
+        headers.stamp_passed(response, limits, decision, now)
+    }
+
+    /// Corrects the charge by the response, and adds the headers.
+    #[inline(never)]
+    pub(crate) fn correct<R>(&mut self, response: Response<R>) -> Response<R> {
+        if let Some(cost) = response.extensions().get::<TrueCost>() {
+            cost.note_settled(self.settled());
+        }
+        if self.charged.is_none() && self.aside().is_empty() {
+            return response;
+        }
+        if is_refused_inside(&response) {
+            self.give_back();
+            return response;
+        }
+        // `charged` is kept until the closures of `actual` have returned: if one panics, dropping
+        // the request refunds the charge.
+        let (parts, body) = response.into_parts();
+        let count_if = self.shared().options.count_if.as_ref();
+        let actual = match parts.extensions.get::<TrueCost>() {
+            _ if count_if.is_some_and(|counts| !counts(&parts)) => Some(Actual::Nothing),
+            Some(cost) => self.costs_or_wait_for_end(cost),
+            None => None,
+        };
+        let mut response = Response::from_parts(parts, body);
+        if let Some(actual) = actual {
+            self.correct_aside(&actual);
+            if let Some(decision) = self.charged.take() {
+                let (settled, corrected) = self.correction().make(&decision, &actual);
+                settled.detach();
+                self.charged = Some(corrected);
+            }
+        }
+        if !self.is_shadow() {
+            self.stamp(&mut response);
+        }
+        self.awaits_response = false;
+        response
+    }
+
+    /// Returns the costs of settled limits if they are final. Otherwise the limits are corrected
+    /// when the body ends.
+    fn costs_or_wait_for_end(&self, cost: &TrueCost) -> Option<Actual> {
+        self.settled().next()?;
+        let costs = cost.costs().map(Actual::Costs);
+        if costs.is_none() {
+            let charged = self.charged.clone().map(|decision| (self.correction(), decision));
+            let of =
+                |(line, aside): &(RequestLine, AsideCharge)| (self.charged_of(line), aside.clone());
+            let aside: Vec<_> = self.aside().iter().map(of).collect();
+            cost.settle_at_end(move |costs| {
+                let actual = Actual::Costs(costs.clone());
+                if let Some((correction, decision)) = charged {
+                    correction.make(&decision, &actual).0.detach();
+                }
+                aside.iter().for_each(|(charged, aside)| aside.correct(charged, &actual));
+            });
+        }
+        costs
+    }
+
+    /// Returns the names of the layer's limits that are settled by true costs.
+    fn settled(&self) -> impl Iterator<Item = &str> {
+        let settled = |limiter: &&Limiter| limiter.live().limit().settled;
+        self.current.shared.limits.limiters().iter().filter(settled).map(Limiter::name)
+    }
+
+    /// Charges the limits in shadow mode, each by itself.
+    #[cold]
+    #[inline(never)]
+    fn charge_aside(&self, parts: &Parts) {
+        for (line, aside) in self.aside() {
+            let (charged, aside, cost) = (self.charged_of(line), aside.clone(), line.cost);
+            let charge = Charge::new(charged.account.as_account(), cost);
+            let reply = self.current.shared.limits.shared_store().charge(charge);
+            let on_decision = self.current.shared.options.on_decision.clone();
+            // Copied only if a closure of the app looks at them later.
+            let is_seen = on_decision.is_some() || charged.limiter.is_watched();
+            let note = move |parts: Option<&Parts>, answer| match answer {
+                Ok(decision) => {
+                    let line = (&charged.limiter, charged.account.as_account(), cost);
+                    // First, since a hook of the app's may panic.
+                    aside.note(&charged, Decision::clone(&decision));
+                    observe(
+                        &decision,
+                        1,
+                        |_| line,
+                        true,
+                        |tracker| Some(tracker.route()?(parts?)?.into()),
+                    );
+                    if let Some((on_decision, parts)) = on_decision.zip(parts) {
+                        on_decision(parts, &decision);
+                    }
+                }
+                Err(_) => charged.limiter.scope().observe().answered(Outcome::FailedOpen),
+            };
+            match reply.into_now() {
+                Ok(answer) => note(Some(parts), answer),
+                Err(later) => {
+                    let parts = is_seen.then(|| parts.clone());
+                    let noted = Reply::later(async move {
+                        note(parts.as_ref(), later.await);
+                        Ok(())
+                    });
+                    noted.detach();
+                }
+            }
+        }
+    }
+
+    fn aside(&self) -> &[(RequestLine, AsideCharge)] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.aside)
+    }
+
+    /// Corrects the charges of limits in shadow mode.
+    fn correct_aside(&self, actual: &Actual) {
+        for (line, aside) in self.aside() {
+            aside.correct(&self.charged_of(line), actual);
+        }
     }
 
     /// Refunds the charge, if there is one, in the background (S14).
@@ -408,11 +542,16 @@ impl<J> LimitedRequest<J> {
         }
     }
 
+    #[inline]
+    fn is_shadow(&self) -> bool {
+        self.lines == FoundLines::Shadow
+    }
+
     /// Reports a decision to the operator, and to the layer's hook.
     #[inline(always)]
     fn report(&self, parts: &Parts, decision: &Decision) {
         let line = |place| self.charged_line(self.line(place));
-        observe(decision, self.count(), line, self.shadow, |tracker| {
+        observe(decision, self.count(), line, self.is_shadow(), |tracker| {
             Some(tracker.route()?(parts)?.into())
         });
         if let Some(on_decision) = &self.current.shared.options.on_decision {
@@ -445,11 +584,6 @@ impl<J> LimitedRequest<J> {
     #[inline]
     fn others(&self) -> &[RequestLine] {
         self.rare.as_ref().map_or(&[], |rare| &rare.others)
-    }
-
-    #[inline]
-    fn missing(&self) -> usize {
-        self.rare.as_ref().map_or(0, |rare| rare.missing)
     }
 
     /// The settings of the limit whose name and headers the response gets.

@@ -6,9 +6,8 @@ use std::task::{Context, Poll};
 
 use http::request::Parts;
 
-use super::{LimitedRequest, Next, Rare, RequestLine};
+use super::{LimitedRequest, Next, PendingDecision, Rare, RequestLine};
 use crate::decision::Decision;
-use crate::middleware::correction::PendingDecision;
 use crate::middleware::rejection::Reason;
 use crate::middleware::service::Current;
 use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
@@ -36,9 +35,8 @@ impl<J> LimitedRequest<J> {
 
     /// Puts the request in the line of its key, or of its combination of keys.
     #[inline(never)]
-    pub(super) fn join_queue(&mut self, parts: &Parts) -> Next {
+    pub(super) fn join_queue(&mut self, parts: &Parts, arrived: Option<Instant>) -> Next {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
-        let arrived = self.rare.as_ref().and_then(|rare| rare.arrived);
         let arrived = arrived.unwrap_or_else(Instant::now);
         let (place, has_to_wait) = match Place::join(queue, self.claim(arrived)) {
             Ok(joined) => joined,
@@ -65,16 +63,16 @@ impl<J> LimitedRequest<J> {
     /// Returns whether the store decides the charge of a request in the queue, which then keeps its
     /// service ready.
     pub(crate) fn is_asking(&self) -> bool {
-        self.rare
-            .as_ref()
-            .and_then(|rare| rare.waiting.as_ref())
-            .is_some_and(|of| of.asked.is_some())
+        self.waiting().is_some_and(|of| of.asked.is_some())
+    }
+
+    fn waiting(&self) -> Option<&Waiting> {
+        self.rare.as_ref()?.waiting.as_ref()
     }
 
     /// Returns whether the request is being charged, or has its answer and has not gone.
     fn is_charged(&self) -> bool {
-        let waiting = self.rare.as_ref().and_then(|rare| rare.waiting.as_ref());
-        waiting.is_some_and(|of| of.asked.is_some() || of.answer.is_some())
+        self.waiting().is_some_and(|of| of.asked.is_some() || of.answer.is_some())
     }
 
     /// Returns whether the request waits for a limit that is in shadow mode by now.
@@ -92,10 +90,10 @@ impl<J> LimitedRequest<J> {
     pub(crate) fn ask(&mut self, parts: &Parts) -> Option<Next> {
         let mut waiting = self.rare.as_mut().and_then(|rare| rare.waiting.take())?;
         if self.waits_for_shadow() {
-            self.rare().arrived = Some(waiting.arrived);
+            let arrived = waiting.arrived;
             drop(waiting);
             self.renew();
-            return Some(self.begin_again(parts));
+            return Some(self.begin_again(parts, arrived));
         }
         if waiting.place.ask() {
             match self.send().into_now() {

@@ -1,17 +1,19 @@
 //! Charges that are corrected when their request has ended, or was dropped while the store decided.
 
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
-use super::cost::Costs;
 use crate::decision::Decision;
 use crate::limits::Limiter;
+use crate::middleware::cost::Costs;
 use crate::store::{Account, OwnedAccount, Reply, StoreError};
 
 /// The cost that a charge is corrected to.
 #[derive(Clone)]
-pub(crate) enum Actual {
+pub(super) enum Actual {
     /// Nothing: all tokens are returned.
     Nothing,
     /// The true costs of the settled limits. Other limits keep their charges.
@@ -19,19 +21,19 @@ pub(crate) enum Actual {
 }
 
 /// Corrects a charge of these lines after its request has ended.
-pub(crate) struct Correction(pub(crate) Vec<Charged>);
+pub(super) struct Correction(pub(super) Vec<Charged>);
 
 /// A line that was charged.
-pub(crate) struct Charged {
-    pub(crate) limiter: Limiter,
-    pub(crate) account: OwnedAccount,
+pub(super) struct Charged {
+    pub(super) limiter: Limiter,
+    pub(super) account: OwnedAccount,
     /// `true` if the request had quotas of its own plan, not those in force.
-    pub(crate) own: bool,
+    pub(super) own: bool,
 }
 
 impl Actual {
     /// Returns the cost to which a limit's charge of `granted` tokens is corrected.
-    pub(crate) fn of(&self, limiter: &Limiter, granted: u64) -> u64 {
+    pub(super) fn of(&self, limiter: &Limiter, granted: u64) -> u64 {
         match self {
             Self::Nothing => 0,
             Self::Costs(costs) if limiter.live().limit().settled => {
@@ -44,7 +46,7 @@ impl Actual {
 
 impl Charged {
     /// Corrects the charge, and returns the decision after the correction.
-    pub(crate) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
+    pub(super) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
         let limiter = &self.limiter;
         let actual = actual.of(limiter, decision.granted());
         let settled = self.adjust(|account| limiter.settle_account(account, decision, actual));
@@ -71,7 +73,7 @@ impl Charged {
 
 impl Correction {
     /// Corrects all lines, and returns the decision after the corrections.
-    pub(crate) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
+    pub(super) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
         let mut replies = Vec::new();
         let corrected = decision.clone().map_lines(|place, of| {
             let (reply, corrected) = self.0[place].make(&of, actual);
@@ -82,11 +84,50 @@ impl Correction {
     }
 
     /// Refunds all lines of a request that was not reported.
-    pub(crate) fn give_back(&self, decision: &Decision) -> Reply<()> {
+    pub(super) fn give_back(&self, decision: &Decision) -> Reply<()> {
         let lines = self.0.iter().enumerate();
         let returned =
             lines.filter_map(|(place, line)| Some(line.give_back(decision.at(place)?.as_ref())));
         Reply::all(returned.collect())
+    }
+}
+
+/// The charge of a limit in shadow mode, for which the request does not wait. It may be corrected
+/// before it is decided.
+#[derive(Clone, Default)]
+pub(super) struct AsideCharge(Arc<Mutex<AsideState>>);
+
+#[derive(Default)]
+enum AsideState {
+    #[default]
+    Undecided,
+    /// The correction waits for the decision.
+    Corrected(Actual),
+    Decided(Decision),
+}
+
+impl AsideCharge {
+    pub(super) fn note(&self, charged: &Charged, decision: Decision) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = mem::replace(&mut *state, AsideState::Decided(decision));
+        drop(state);
+        if let AsideState::Corrected(actual) = before {
+            self.correct(charged, &actual);
+        }
+    }
+
+    pub(super) fn correct(&self, charged: &Charged, actual: &Actual) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*state {
+            AsideState::Decided(decision) if decision.allowed() => {
+                let (reply, corrected) = charged.make(decision, actual);
+                *state = AsideState::Decided(corrected);
+                drop(state);
+                reply.detach();
+            }
+            AsideState::Decided(_) => {}
+            _ => *state = AsideState::Corrected(actual.clone()),
+        }
     }
 }
 
@@ -99,7 +140,7 @@ pub(crate) struct PendingDecision {
 }
 
 impl PendingDecision {
-    pub(crate) fn new(reply: Reply<Decision>, refund: Option<Correction>) -> Self {
+    pub(super) fn new(reply: Reply<Decision>, refund: Option<Correction>) -> Self {
         Self { reply: Some(reply), sent: false, refund: refund.map(Box::new) }
     }
 
