@@ -2,11 +2,133 @@
 //!
 //! A store of your own is tested by the crate `tower-fixed-window-conformance`.
 
-mod ask;
-mod block_on;
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::future::{Future, Ready, poll_fn, ready};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 
-// A type that signatures name and callers don't.
+use bytes::Bytes;
+use http::request::Builder;
+use http::{Request, Response};
+use tower_layer::Layer;
+use tower_service::Service;
+
+/// Sends a request through a layer, or a stack of layers, to a service that responds with 200 and
+/// `hello`, and waits for the response:
+///
+/// ```
+/// use std::time::Duration;
+/// use http::Request;
+/// use tower_fixed_window::key::header;
+/// use tower_fixed_window::testing::ask;
+/// use tower_fixed_window::{FixedWindowLayer, ManualClock, MemoryStore, Quota};
+///
+/// let clock = ManualClock::at_ms(1_700_000_040_000);
+/// let limit = Quota::per_minute(1).key(header("x-api-key"));
+/// let layer = FixedWindowLayer::new(limit.store(MemoryStore::new().clock(clock.clone())));
+///
+/// let request = || Request::get("/").header("x-api-key", "alpha");
+/// assert_eq!(ask(&layer, request()).body(), "hello");
+/// let refused = ask(&layer, request());
+/// assert_eq!(refused.status(), 429);
+/// assert_eq!(refused.headers()["retry-after"], "60");
+///
+/// clock.advance(Duration::from_secs(60));
+/// assert_eq!(ask(&layer, request()).status(), 200);
+/// ```
+///
+/// The request has no body. The thread sleeps until the response is there. For a layer with a
+/// queue, or with a store that needs a runtime, call a service
+/// of the layer in a test of that runtime instead.
+///
+/// # Panics
+/// If the request is malformed, or an outer layer fails.
+#[track_caller]
+pub fn ask<L, R>(layer: &L, request: Builder) -> Response<R>
+where
+    L: Layer<Hello>,
+    L::Service: Service<Request<String>, Response = Response<R>, Error: Debug>,
+{
+    ask_around(layer, Hello, request)
+}
+
+/// Like [`ask`], with a service of your own, such as an axum handler. Use it if the limit depends
+/// on the response, or if the service reads what the limit puts into the request.
+///
+/// ```
+/// use axum::routing::any;
+/// use http::{Request, StatusCode};
+/// use tower_fixed_window::testing::ask_around;
+/// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+///
+/// let layer = FixedWindowLayer::new(Quota::per_minute(5).key(Key::global()))
+///     .count_if(|response| response.status.is_server_error());
+///
+/// let response = ask_around(&layer, any(StatusCode::BAD_GATEWAY), Request::get("/"));
+/// assert_eq!(response.headers()["x-ratelimit-remaining"], "4");
+/// ```
+///
+/// # Panics
+/// If the request is malformed, or the service fails.
+#[track_caller]
+pub fn ask_around<L, S, R>(layer: &L, service: S, request: Builder) -> Response<R>
+where
+    L: Layer<S>,
+    L::Service: Service<Request<String>, Response = Response<R>, Error: Debug>,
+{
+    let mut service = layer.layer(service);
+    let request = request.body(String::new()).expect("a request that is well-formed");
+    block_on(async {
+        poll_fn(|cx| service.poll_ready(cx)).await.expect("a service that is ready");
+        service.call(request).await.expect("a service that does not fail")
+    })
+}
+
+/// A service that responds to every request with 200 and `hello`, as for [`ask`]: a type that
+/// signatures name and callers don't.
 #[doc(hidden)]
-pub use ask::Hello;
-pub use ask::{ask, ask_around};
-pub use block_on::block_on;
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hello;
+
+impl<B> Service<Request<B>> for Hello {
+    type Response = Response<Bytes>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Bytes>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<B>) -> Self::Future {
+        ready(Ok(Response::new(Bytes::from_static(b"hello"))))
+    }
+}
+
+/// Waits for a future on this thread, which sleeps meanwhile. For stores that need no runtime.
+///
+/// ```
+/// use tower_fixed_window::testing::block_on;
+///
+/// assert_eq!(block_on(async { 7 }), 7);
+/// ```
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
