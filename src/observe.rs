@@ -54,6 +54,7 @@ impl Observed<'_> {
         let _ = (event, by);
     }
 
+    #[inline(always)]
     fn time(self, what: Timed, took: Duration) {
         #[cfg(feature = "metrics")]
         self.meters.time(self.name, what, took);

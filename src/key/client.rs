@@ -185,7 +185,8 @@ impl ClientIp {
     ///     .header("forwarded", r#"for="[2001:db8::7]:4711";proto=https"#)
     ///     .body(())?
     ///     .into_parts();
-    /// let address = |header| client_ip().trusting(["10.0.0.1"]).from_header(header).address(&parts);
+    /// let client = client_ip().trusting(["10.0.0.1"]);
+    /// let address = |header| client.clone().from_header(header).address(&parts);
     /// assert_eq!(address("cf-connecting-ip"), Ok([192, 0, 2, 7].into()));
     /// assert_eq!(address("forwarded"), Ok([0x2001, 0xdb8, 0, 0, 0, 0, 0, 7].into()));
     /// # Ok::<_, http::Error>(())
@@ -199,8 +200,7 @@ impl ClientIp {
         self
     }
 
-    /// IPv6 addresses count by their first `bits`, apart from local ones. The default is 64. See
-    /// [`PeerIp::ipv6_prefix`](super::PeerIp::ipv6_prefix).
+    /// The same as [`PeerIp::ipv6_prefix`](super::PeerIp::ipv6_prefix).
     ///
     /// # Panics
     /// If `bits` is above 128.
@@ -236,8 +236,8 @@ impl ClientIp {
     /// the address can't be determined.
     ///
     /// # Panics
-    /// If an entry is not a network. Read the entries of a configuration file as `ipnet::IpNet`
-    /// first, or as `IpAddr`: then they are.
+    /// If an entry is not a network. Parse the entries of a configuration file first, as
+    /// `ipnet::IpNet` or `IpAddr`, which returns an error.
     ///
     /// ```
     /// use tower_fixed_window::key::client_ip;

@@ -8,8 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// `("a", "bc")` differs from `("ab", "c")`, and the name `"127.0.0.1"` differs from that address.
 ///
 /// Keys are created from numbers, names and addresses, and from tuples of these. Text longer than
-/// 64 bytes is hashed. IPv4-mapped IPv6 addresses count as IPv4; other IPv6 addresses count by
-/// their /64, apart from link-local and unique local ones, see [`Key::from_ip`].
+/// 64 bytes is hashed. IPv4-mapped IPv6 addresses count as IPv4, and others by their /64, see
+/// [`Key::from_ip`].
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv6Addr};
@@ -91,17 +91,13 @@ impl Key {
     /// Creates a key from a credential (a token, a session cookie). The key contains only its
     /// SHA-256.
     pub fn secret(secret: impl AsRef<[u8]>) -> Self {
-        let mut key = Self::default();
-        key.push_secret(secret.as_ref());
-        key
+        Self::of_part(tag::SECRET, &hmac_sha256::Hash::hash(secret.as_ref()))
     }
 
     /// Creates a key from a value that can be guessed (an e-mail address, an IP address) and must
     /// not be readable in a store. The key contains its HMAC-SHA-256 under a secret of your app.
     pub fn hmac(secret: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Self {
-        let mut key = Self::default();
-        key.push(tag::KEYED_SECRET, &hmac_sha256::HMAC::mac(value, secret));
-        key
+        Self::of_part(tag::KEYED_SECRET, &hmac_sha256::HMAC::mac(value, secret))
     }
 
     /// Creates a key from an address. An IPv6 address that is not IPv4-mapped counts by its first
@@ -113,6 +109,13 @@ impl Key {
             IpAddr::V4(address) => Self::from_ipv4(address),
             IpAddr::V6(_) => Self::from_ipv6(address, prefix),
         }
+    }
+
+    #[inline(always)]
+    fn of_part(tag: u8, part: &[u8]) -> Self {
+        let mut key = Self::default();
+        key.push(tag, part);
+        key
     }
 
     #[inline(never)]
@@ -385,9 +388,7 @@ impl From<IpAddr> for Key {
 /// Sixteen bytes, such as a UUID's.
 impl From<[u8; 16]> for Key {
     fn from(id: [u8; 16]) -> Self {
-        let mut key = Self::default();
-        key.push(tag::BYTES16, &id);
-        key
+        Self::of_part(tag::BYTES16, &id)
     }
 }
 

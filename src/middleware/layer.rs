@@ -70,9 +70,8 @@ use crate::queue::{Lines, Queue};
 ///
 /// Around an HTTP client, the same layer respects the limit of an API: with `queue` (feature
 /// `tokio`), requests wait for the next window instead of failing. `examples/stacks/outbound.rs`
-/// does this for reqwest. The response bodies of hyper-util's client can't be made from bytes,
-/// which a refusal requires; map them under the layer:
-/// `.map_response(|response| response.map(Body::new))`.
+/// does this for reqwest. hyper-util's client needs [a line
+/// more](crate::FixedWindow#if-it-is-not-a-service).
 ///
 /// # The type of a layer
 ///
@@ -289,9 +288,9 @@ impl<J> FixedWindowLayer<J> {
 
     /// Refunds the charge if a request is dropped before its response: the client disconnected, or
     /// the handler or a closure of this layer panicked. If a remote store is still deciding, a task
-    /// awaits and refunds the charge (feature `tokio`). If the runtime shuts down first, the charge
-    /// stays counted until its window ends. Use this only if such requests are cheap: a client can
-    /// start work and disconnect, again and again.
+    /// awaits and refunds the charge (feature `tokio`), and ends with the runtime, as for
+    /// [`count_if`](Self::count_if). Use this only if such requests are cheap: a client can start
+    /// work and disconnect, again and again.
     ///
     /// ```
     /// use http::Request;
@@ -518,9 +517,9 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Makes the response to a refused request by a closure, which gets the request's parts and why
-    /// it was refused. The layer adds `retry-after`, `cache-control` and the rate-limit headers
-    /// that [`headers`](Self::headers) selects. Other rate-limit headers of the closure stay. For a
-    /// field of a struct, see [the type of a layer](Self#the-type-of-a-layer).
+    /// it was refused. The layer adds its headers, as for each [`Reject`](crate::Reject). Other
+    /// rate-limit headers of the closure stay. For a field of a struct, see [the type of a
+    /// layer](Self#the-type-of-a-layer).
     ///
     /// ```
     /// use axum::routing::any;

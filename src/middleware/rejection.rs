@@ -126,7 +126,10 @@ impl<'a> Rejection<'a> {
     pub fn retry_after(&self) -> Option<Duration> {
         let seconds = match self.reason {
             Reason::RateLimited(decision) => retry_after_secs(decision),
-            reason => reason.answer().2.then_some(FAILED_RETRY_AFTER),
+            reason => {
+                let (_, _, may_retry) = reason.answer();
+                may_retry.then_some(FAILED_RETRY_AFTER)
+            }
         };
         seconds.map(Duration::from_secs)
     }
@@ -239,10 +242,10 @@ impl<'a> Rejection<'a> {
             Reason::RateLimited(decision) => {
                 self.headers.stamp_refused(response, content_type, || self.limits(), decision);
             }
-            reason => {
+            _ => {
                 let content_type = content_type.map(|value| (CONTENT_TYPE, value.clone()));
                 response.headers_mut().extend(content_type);
-                put_failure_headers(response.headers_mut(), reason.answer().2);
+                put_failure_headers(response.headers_mut(), self.retry_after().is_some());
                 mark_refused(response);
             }
         }
@@ -422,7 +425,8 @@ impl<B: Default> Reject<B> for Grpc {
         *response.status_mut() = StatusCode::OK;
         let headers = response.headers_mut();
         let [status_name, message_name] = Grpc::HEADERS;
-        headers.insert(status_name, HeaderValue::from(why.reason().answer().1));
+        let (_, code, _) = why.reason.answer();
+        headers.insert(status_name, code.into());
         headers.extend(HeaderValue::try_from(message).ok().map(|message| (message_name, message)));
         response
     }

@@ -413,8 +413,8 @@ impl<J> LimitedRequest<J> {
             self.give_back();
             return response;
         }
-        // `charged` is kept until the closures of `actual` have returned: if one panics, dropping
-        // the request refunds the charge.
+        // `charged` stays until `count_if` has returned: if that panics, dropping the request
+        // refunds the charge.
         let (parts, body) = response.into_parts();
         let count_if = self.shared().options.count_if.as_ref();
         let actual = match parts.extensions.get::<TrueCost>() {

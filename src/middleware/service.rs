@@ -100,7 +100,7 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FixedWindow")
             .field("inner", &self.inner)
-            .field("limits", &self.lanes.shared().limits)
+            .field("limits", &self.lanes.shared.limits)
             .finish_non_exhaustive()
     }
 }
@@ -134,13 +134,11 @@ impl<J> Current<J> {
         })
     }
 
-    /// Returns the number of limits.
     #[inline]
     pub(crate) fn count(&self) -> usize {
         1 + self.others.len()
     }
 
-    /// Returns the settings of the limit with this index.
     pub(crate) fn settings_of(&self, limit: usize) -> &Settings {
         match limit {
             0 => &self.settings,
@@ -156,6 +154,7 @@ impl<J> Current<J> {
     }
 
     /// Ends changes whose time is over, and returns whether no limit's quotas have changed.
+    #[inline]
     pub(crate) fn is_current_now(&self) -> bool {
         self.settings.are_current_now() && self.others.iter().all(Settings::are_current_now)
     }
@@ -196,6 +195,7 @@ impl Settings {
     }
 
     /// Ends changes whose time is over, and returns whether the limit still has these quotas.
+    #[inline]
     pub(crate) fn are_current_now(&self) -> bool {
         self.limiter.end_changes();
         self.limiter.live().generation() == self.generation
@@ -239,10 +239,6 @@ impl<J> Lanes<J> {
         Self { shared: Arc::new(shared), lanes: (0..threads()).map(|_| lane()).collect() }
     }
 
-    pub(crate) fn shared(&self) -> &Shared<J> {
-        &self.shared
-    }
-
     /// Returns the settings in force.
     #[inline]
     pub(crate) fn current(&self) -> Arc<Current<J>> {
@@ -277,13 +273,15 @@ fn number_of_thread() -> usize {
 /// request on each route, and later requests cost nothing.
 const MARKED: u32 = 256;
 
-/// Counts the marked requests of a service.
+/// Detects a layer that is applied twice on the way of a request, and so charges it twice. Counts
+/// the marked requests of a service.
 #[derive(Default)]
 pub(crate) struct Watch(AtomicU32);
 
-/// The charges of a request so far, in its extensions.
+/// The charges of a request so far, in its extensions. The addresses of a layer's limit and of its
+/// `count_if` identify the layer: a clone with another `count_if` differs.
 #[derive(Default)]
-struct Charges(Vec<(Layer, Key)>);
+struct Charges(Vec<([usize; 2], Key)>);
 
 /// Cloned extensions belong to another request, such as a part of a batch.
 impl Clone for Charges {
@@ -291,10 +289,6 @@ impl Clone for Charges {
         Self::default()
     }
 }
-
-/// Identifies a layer: equal for layers of one limit. A clone with another `count_if` differs, also
-/// if it shares the counters.
-type Layer = [usize; 2];
 
 impl Watch {
     #[inline]
@@ -311,7 +305,9 @@ impl Watch {
         extensions: &mut Extensions,
     ) {
         self.0.fetch_add(1, Ordering::Relaxed);
-        let charge = (layer(limiter, options), key.clone());
+        let count_if =
+            options.count_if.as_ref().map_or(0, |of| Arc::as_ptr(of).cast::<()>().addr());
+        let charge = ([Arc::as_ptr(limiter.live()).addr(), count_if], key.clone());
         let Charges(charges) = extensions.get_or_insert_default();
         if charges.contains(&charge) {
             let name = limiter.name();
@@ -324,11 +320,4 @@ impl Watch {
         }
         charges.push(charge);
     }
-}
-
-fn layer(limiter: &Limiter, options: &Options) -> Layer {
-    fn address<T: ?Sized>(arc: &Arc<T>) -> usize {
-        Arc::as_ptr(arc).cast::<()>().addr()
-    }
-    [address(limiter.live()), options.count_if.as_ref().map_or(0, address)]
 }
