@@ -3,13 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-// First, since rustdoc shows methods in the order of modules.
-mod creating;
-
 mod calendar;
-mod error;
-mod parse;
-mod rules;
 #[cfg(feature = "serde")]
 mod serde;
 mod set;
@@ -20,9 +14,8 @@ mod zone;
 pub(crate) use calendar::Boundaries;
 pub use calendar::Weekday;
 pub(crate) use calendar::{Calendar, Span};
-pub use error::QuotaError;
-pub use parse::ParseQuotaError;
 pub use set::{Plan, Quotas};
+pub use text::ParseQuotaError;
 
 use calendar::Period;
 use zone::Zone;
@@ -118,6 +111,136 @@ impl Anchor {
 }
 
 impl Quota {
+    /// `limit` tokens in each second.
+    ///
+    /// # Panics
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
+    #[track_caller]
+    pub const fn per_second(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(1))
+    }
+
+    /// `limit` tokens in each minute.
+    ///
+    /// # Panics
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
+    #[track_caller]
+    pub const fn per_minute(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(60))
+    }
+
+    /// `limit` tokens in each hour.
+    ///
+    /// # Panics
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
+    #[track_caller]
+    pub const fn per_hour(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(3_600))
+    }
+
+    /// `limit` tokens in each day, from midnight to midnight UTC.
+    ///
+    /// # Panics
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
+    #[track_caller]
+    pub const fn per_day(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(86_400))
+    }
+
+    /// `limit` tokens in each week, from Monday 00:00 UTC.
+    ///
+    /// # Panics
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
+    #[track_caller]
+    pub const fn per_week(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(7 * 86_400))
+    }
+
+    /// `limit` tokens in each month, from the first day of the month at 00:00 UTC. In memory, a
+    /// restart forgets what was used: write `MemoryStore::open(path, interval)?` (feature `saved`)
+    /// or use `RedisStore`.
+    ///
+    /// ```
+    /// use std::time::{Duration, UNIX_EPOCH};
+    /// use tower_fixed_window::testing::block_on;
+    /// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
+    ///
+    /// const PLAN: Quota = Quota::per_month(10_000);
+    /// let february_29 = ManualClock::at_ms(1_709_164_800_000);
+    /// let limiter = Limit::new(PLAN).store(MemoryStore::new().clock(february_29));
+    /// let decision = block_on(limiter.check("alice")).unwrap();
+    /// assert_eq!(decision.reset_after(), Duration::from_secs(86_400));
+    /// ```
+    ///
+    /// # Panics
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
+    #[track_caller]
+    pub const fn per_month(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(86_400)).on_calendar(Period::Month(1), Zone::UTC)
+    }
+
+    /// `limit` tokens in each year, from 1 January 00:00 UTC. In memory, a restart
+    /// forgets what was used, as for [`per_month`](Self::per_month).
+    ///
+    /// # Panics
+    /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
+    #[track_caller]
+    pub const fn per_year(limit: u64) -> Self {
+        Self::new(limit, Duration::from_secs(86_400)).on_calendar(Period::Year(1, 1), Zone::UTC)
+    }
+
+    /// `limit` tokens in each window of the given length.
+    ///
+    /// # Panics
+    /// If the limit or the window is out of [bounds](Quota#bounds). In a `const` this is a compile
+    /// error:
+    ///
+    /// ```compile_fail
+    /// # use std::time::Duration; use tower_fixed_window::Quota;
+    /// const NEVER: Quota = Quota::new(10, Duration::ZERO);
+    /// # let _ = NEVER;
+    /// ```
+    #[track_caller]
+    pub const fn new(limit: u64, window: Duration) -> Self {
+        expect_quota(Self::try_new(limit, window))
+    }
+
+    /// The same as [`new`](Self::new), for numbers from a database or a file.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_fixed_window::Quota;
+    ///
+    /// let error = Quota::try_new(10, Duration::ZERO).unwrap_err();
+    /// assert_eq!(error.to_string(), "a quota's window is at least 1 ms: write Duration::from_secs(60) for a minute");
+    /// ```
+    ///
+    /// # Errors
+    /// [`QuotaError`] if the limit or the window is out of [bounds](Quota#bounds).
+    pub const fn try_new(limit: u64, window: Duration) -> Result<Self, QuotaError> {
+        if limit > Self::MAX_TOKENS {
+            return Err(QuotaError::LimitTooLarge);
+        }
+        if !window.subsec_nanos().is_multiple_of(1_000_000) {
+            return Err(QuotaError::WindowNotWholeMillis);
+        }
+        if window.as_millis() == 0 {
+            return Err(QuotaError::WindowZero);
+        }
+        if window.as_millis() > Self::MAX_WINDOW.as_millis() {
+            return Err(QuotaError::WindowTooLong);
+        }
+        let window = window.as_millis() as u64;
+        let offset = if window == WEEK_MS { MONDAY_MS } else { 0 };
+        Ok(Self {
+            limit,
+            window,
+            anchor: Anchor::Grid { offset },
+            capacity: limit,
+            max_reserved: 0,
+        })
+    }
+
     /// Shifts the windows to a grid that passes through the given time since the Unix epoch (UTC),
     /// also before that time: to match the windows of another service, or for days that begin at a
     /// local midnight.
@@ -362,6 +485,25 @@ impl Quota {
         self
     }
 
+    /// Combines this quota with another one: a request passes only if both grant it, and a refusal
+    /// takes from neither.
+    ///
+    /// ```
+    /// use tower_fixed_window::{Quota, Quotas};
+    ///
+    /// const SEARCH: Quotas = Quota::per_minute(33).and(Quota::per_hour(2_000));
+    /// assert_eq!(SEARCH.to_string(), "33/minute, 2000/hour");
+    /// ```
+    ///
+    /// # Panics
+    /// If both have the same window and anchor: they would be one counter. Keep the smaller.
+    #[doc(alias = "burst")]
+    #[must_use]
+    #[track_caller]
+    pub const fn and(self, other: Quota) -> Quotas {
+        Quotas::one(self).and(other)
+    }
+
     /// Returns the same windows with another limit. A rollover capacity is dropped, and the
     /// reservable tokens are cut to what is allowed. Counters continue: the limit is not part of
     /// their identity.
@@ -506,3 +648,89 @@ impl fmt::Debug for Quota {
         write!(f, "Quota({self})")
     }
 }
+
+/// Why a quota, or a set of them, can't be built. The message says what to write instead:
+/// see [`Quota::try_new`](crate::Quota::try_new).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum QuotaError {
+    /// The limit is above [`MAX_TOKENS`](crate::Quota::MAX_TOKENS).
+    LimitTooLarge,
+    /// The window is zero.
+    WindowZero,
+    /// The window is above [`MAX_WINDOW`](crate::Quota::MAX_WINDOW).
+    WindowTooLong,
+    /// The window has a part of a millisecond.
+    WindowNotWholeMillis,
+    /// The capacity is below the limit, or above [`MAX_TOKENS`](crate::Quota::MAX_TOKENS) with
+    /// what may be reserved.
+    Capacity,
+    /// Two quotas of one set have the same window and anchor.
+    EqualWindows,
+    /// More than four quotas in one set.
+    TooMany,
+    /// A time zone or a first day for a window that is no day, week, month or year.
+    NotACalendar,
+    /// A calendar together with another anchor.
+    CalendarAnchor,
+    /// The first day is not one that windows of this length have.
+    FirstDay,
+    /// The time zone is not in the time zone database.
+    UnknownTimeZone,
+    /// There is no time zone database.
+    NoTimeZoneDatabase,
+    /// The crate was built without the feature `time-zones`.
+    NoTimeZones,
+}
+
+impl QuotaError {
+    const fn message(self) -> &'static str {
+        match self {
+            Self::LimitTooLarge => {
+                "a quota's limit is at most 2^53 - 1: for \"unlimited\", .skip(..) the request"
+            }
+            Self::WindowZero => {
+                "a quota's window is at least 1 ms: write Duration::from_secs(60) for a minute"
+            }
+            Self::WindowTooLong => {
+                "a quota's window is at most ten years of 365 days: choose a shorter one"
+            }
+            Self::WindowNotWholeMillis => {
+                "a quota's window is whole milliseconds: write Duration::from_millis(n)"
+            }
+            Self::Capacity => {
+                "a rollover capacity is at least the limit and, with what may be reserved, at most 2^53 - 1"
+            }
+            Self::EqualWindows => {
+                "two quotas of one set have the same window and anchor and would be one counter: keep the smaller"
+            }
+            Self::TooMany => "a set holds at most 4 quotas: stack a second layer for more",
+            Self::NotACalendar => {
+                "only a day, a week, a month or a year follows a calendar: write Quota::per_day(n), per_week, per_month or per_year"
+            }
+            Self::CalendarAnchor => {
+                "a calendar says where windows begin: leave out staggered, from_first_request and starting_at"
+            }
+            Self::FirstDay => {
+                "a week begins on a weekday, a month on a day from 1 to 31, a year on a month and a day: write .from_weekday(..), .from_day(..) or .from_date(..)"
+            }
+            Self::UnknownTimeZone => {
+                "the time zone database has no such time zone: write an IANA name, such as Europe/Berlin"
+            }
+            Self::NoTimeZoneDatabase => {
+                "there is no time zone database: install tzdata, or use the feature `time-zones-bundled`"
+            }
+            Self::NoTimeZones => {
+                "time zones other than UTC need the feature `time-zones` of tower-fixed-window"
+            }
+        }
+    }
+}
+
+impl fmt::Display for QuotaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message())
+    }
+}
+
+impl std::error::Error for QuotaError {}

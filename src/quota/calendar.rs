@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::error::QuotaError;
+use super::QuotaError;
 use super::zone::{RecentWindows, Zone};
 
 /// The last instant (S11).

@@ -7,10 +7,7 @@ use std::str::FromStr;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-use super::error::QuotaError;
-use super::parse;
-use super::set::Plan;
-use super::{Quota, Quotas};
+use super::{Plan, Quota, QuotaError, Quotas, text};
 
 /// A type that a configuration file may contain.
 trait InFile: FromStr<Err: fmt::Display> + From<Quota> {
@@ -79,7 +76,7 @@ impl<'de, T: InFile> Visitor<'de> for QuotaVisitor<T> {
         if limit > Quota::MAX_TOKENS {
             return Err(A::Error::custom(QuotaError::LimitTooLarge));
         }
-        parse::windows(limit, &window).map(T::from).map_err(A::Error::custom)
+        text::windows(limit, &window).map(T::from).map_err(A::Error::custom)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<T, A::Error> {

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::slice;
 
-use super::Quota;
-use super::error::QuotaError;
+use super::{Quota, QuotaError};
 
 /// A set of one to four quotas that are charged together, all or none.
 ///
@@ -26,32 +25,11 @@ pub struct Quotas {
     len: u8,
 }
 
-impl Quota {
-    /// Combines this quota with another one: a request passes only if both grant it, and a refusal
-    /// takes from neither.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Quota, Quotas};
-    ///
-    /// const SEARCH: Quotas = Quota::per_minute(33).and(Quota::per_hour(2_000));
-    /// assert_eq!(SEARCH.to_string(), "33/minute, 2000/hour");
-    /// ```
-    ///
-    /// # Panics
-    /// If both have the same window and anchor: they would be one counter. Keep the smaller.
-    #[doc(alias = "burst")]
-    #[must_use]
-    #[track_caller]
-    pub const fn and(self, other: Quota) -> Quotas {
-        Quotas::one(self).and(other)
-    }
-}
-
 impl Quotas {
     /// The largest number of quotas in a set.
     pub(crate) const MAX: usize = 4;
 
-    const fn one(quota: Quota) -> Self {
+    pub(super) const fn one(quota: Quota) -> Self {
         Self { quotas: [quota; Self::MAX], len: 1 }
     }
 
@@ -162,9 +140,6 @@ impl fmt::Debug for Quotas {
         write!(f, "Quotas({self})")
     }
 }
-
-/// The text of a plan without quotas.
-pub(super) const UNLIMITED: &str = "unlimited";
 
 /// The plan of a request: quotas, or no limit at all. The closure of
 /// [`Limit::by_plan`](crate::Limit::by_plan) returns anything that is one: a [`Quota`],

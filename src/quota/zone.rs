@@ -2,7 +2,7 @@
 //!
 //! A quota is `Copy` and is compared in a `const`, so a zone is a pointer to data that is loaded
 //! once for each name and kept for the life of the process. Thus a process has one edition of the
-//! zone data.
+//! zone data. Only this file uses `jiff`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,8 +10,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use super::error::QuotaError;
-use super::rules::Rules;
+use super::QuotaError;
 
 pub(super) const DAY: i64 = 86_400;
 /// More seconds than any clock is away from UTC.
@@ -203,5 +202,63 @@ impl RecentWindows {
             let seen = (start as u64) << Self::LENGTH | length as u64;
             self.0[kind].store(seen, Ordering::Relaxed);
         }
+    }
+}
+
+/// The rules of one zone, from the time zone database: how far its clock is ahead of UTC, and when
+/// that changes. Instants are seconds since the epoch.
+#[cfg(feature = "time-zones")]
+struct Rules(jiff::tz::TimeZone);
+
+#[cfg(feature = "time-zones")]
+impl Rules {
+    /// Returns the rules of a zone by its name in upper or lower case, and the database's spelling.
+    fn named(name: &str) -> Result<(Self, String), QuotaError> {
+        let database = jiff::tz::db();
+        let found = database.get(name).ok().filter(|zone| !zone.is_unknown());
+        match found.map(|zone| (zone.iana_name().map(str::to_owned), zone)) {
+            Some((Some(spelled), zone)) => Ok((Self(zone), spelled)),
+            _ if database.is_definitively_empty() => Err(QuotaError::NoTimeZoneDatabase),
+            _ => Err(QuotaError::UnknownTimeZone),
+        }
+    }
+
+    /// Returns how many seconds the clock is ahead of UTC.
+    fn offset(&self, at: i64) -> i64 {
+        self.0.to_offset(timestamp(at)).seconds().into()
+    }
+
+    /// Returns the changes after an instant, in order: each with its time and the new offset.
+    fn changes(&self, after: i64) -> impl Iterator<Item = (i64, i64)> {
+        let changes = self.0.following(timestamp(after));
+        changes.map(|change| (change.timestamp().as_second(), change.offset().seconds().into()))
+    }
+}
+
+/// Converts an instant. One outside of jiff's years, which callers don't pass, is cut to these.
+#[cfg(feature = "time-zones")]
+fn timestamp(second: i64) -> jiff::Timestamp {
+    use jiff::Timestamp;
+
+    let (min, max) = (Timestamp::MIN.as_second(), Timestamp::MAX.as_second());
+    Timestamp::from_second(second.clamp(min, max)).unwrap_or_default()
+}
+
+/// No rules: without the feature there is no time zone database.
+#[cfg(not(feature = "time-zones"))]
+enum Rules {}
+
+#[cfg(not(feature = "time-zones"))]
+impl Rules {
+    fn named(_: &str) -> Result<(Self, String), QuotaError> {
+        Err(QuotaError::NoTimeZones)
+    }
+
+    fn offset(&self, _: i64) -> i64 {
+        match *self {}
+    }
+
+    fn changes(&self, _: i64) -> std::iter::Empty<(i64, i64)> {
+        match *self {}
     }
 }
