@@ -7,15 +7,17 @@ use std::sync::Arc;
 use crate::decision::{Decision, MAX_LIMITS, RateLimited, Ruling};
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
-use crate::store::{Account, AnyStore, Charge, MemoryStore, Reply, Store, StoreError};
+use crate::store::{
+    Account, AnyStore, Charge, MemoryStore, OwnedAccount, Reply, Scope, Store, StoreError,
+};
 
-mod changes;
+#[cfg(feature = "serde")]
+mod kept;
 mod limit;
 mod limiter;
 mod live;
 mod mistakes;
 mod observer;
-mod receipt;
 mod refused;
 
 pub(crate) use limit::{CostFn, PlanFn};
@@ -28,9 +30,7 @@ pub use refused::{Refused, RefusedKey, RefusedRoute};
 
 #[cfg(feature = "serde")]
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
-pub use receipt::KeptReceipt;
-pub use receipt::Receipt;
-pub(crate) use receipt::ReceiptLine;
+pub use kept::KeptReceipt;
 
 /// Several limits that are charged together: a charge passes only if every limit grants it, and a
 /// refusal takes from none. Each limit has its own key and its own cost.
@@ -551,6 +551,73 @@ impl fmt::Debug for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, cost, .. } = self;
         f.debug_struct("Line").field("name", name).field("cost", cost).finish_non_exhaustive()
+    }
+}
+
+/// Proof of a charge that passed, to correct it once: it can't be copied. Dropping it leaves the
+/// charge as it is.
+///
+/// A [`Limiter`](crate::Limiter) corrects the charge of its one limit:
+///
+/// ```
+/// use tower_fixed_window::{Limiter, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = Limiter::new(Quota::per_day(1_000));
+/// let receipt = limiter.charge("alice", 100).await??;
+/// let decision = receipt.decision();
+/// assert_eq!((decision.granted(), decision.remaining()), (100, 900));
+/// limiter.refund(receipt).await?;
+/// # Ok(()) }
+/// ```
+///
+/// [`Limits`](crate::Limits) correct a charge of all of them:
+///
+/// ```
+/// use tower_fixed_window::{Limits, Line, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limits = Limits::new([
+///     Quota::per_day(9).name("requests"),
+///     Quota::per_day(1_000).name("tokens"),
+/// ]);
+/// let lines = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 600)];
+/// let receipt = limits.charge(lines).await??;
+/// assert_eq!(receipt.decision().of("tokens").unwrap().granted(), 600);
+/// limits.settle(receipt, [("tokens", 812)]).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Receipt {
+    /// In their places of the charge.
+    pub(crate) lines: Vec<ReceiptLine>,
+    pub(crate) decision: Decision,
+}
+
+/// What was charged in a line.
+#[derive(Debug)]
+pub(crate) struct ReceiptLine {
+    pub(crate) account: OwnedAccount,
+    /// `true` if quotas of the key's own, or of the charge's, decided, and not the limiter's.
+    pub(crate) own: bool,
+}
+
+impl ReceiptLine {
+    /// The name that it was charged under.
+    pub(crate) fn scope(&self) -> &Scope {
+        self.account.as_account().scope()
+    }
+}
+
+impl Receipt {
+    /// Returns the receipt of a charge that passed, or the refusal.
+    pub(crate) fn of(lines: Vec<ReceiptLine>, decision: Decision) -> Result<Self, RateLimited> {
+        Ok(Self { lines, decision: decision.passed()? })
+    }
+
+    /// Returns the decision.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
     }
 }
 

@@ -7,10 +7,9 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::live::{Live, UNKNOWN};
-use super::receipt::{Receipt, ReceiptLine};
+use super::live::{Changes, Live, UNKNOWN};
 use super::refused::Refused;
-use super::{Limit, charge_lines, mistakes, observer};
+use super::{Limit, Receipt, ReceiptLine, charge_lines, mistakes, observer};
 use crate::decision::{Decision, KeptRefuser, RateLimited, system_time};
 use crate::key::Key;
 use crate::observe::Change;
@@ -440,7 +439,7 @@ impl Limiter {
     /// Returns whether a charge is decided by a plan's quotas or the key's own, which its
     /// correction keeps, whichever handle makes it.
     pub(crate) fn has_own_quotas(&self, key: &Key) -> bool {
-        self.live.is_of_a_plan() || !self.is_unchanged() && self.live.quotas_of(key).is_some()
+        self.live.of_a_plan || !self.is_unchanged() && self.live.quotas_of(key).is_some()
     }
 
     /// The name of the counters.
@@ -533,8 +532,7 @@ impl Limiter {
     pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
         let quotas = quotas.into();
         if self.has_no_plan() {
-            self.live.change(Change::Quotas, |changes| changes.quotas.set(quotas));
-            self.note_change(Change::Quotas, None);
+            self.change(Change::Quotas, |changes| changes.quotas.set(quotas));
         }
     }
 
@@ -564,9 +562,7 @@ impl Limiter {
     pub fn set_quotas_until(&self, quotas: impl Into<Quotas>, until: SystemTime) {
         let (quotas, until) = (quotas.into(), ms(until));
         if self.has_no_plan() {
-            let end =
-                self.live.change(Change::Quotas, |changes| changes.quotas.set_until(quotas, until));
-            self.note_change(Change::Quotas, end);
+            self.change(Change::Quotas, |changes| changes.quotas.set_until(quotas, until));
         }
     }
 
@@ -607,8 +603,7 @@ impl Limiter {
         until: SystemTime,
     ) {
         let (key, quotas, until) = (key.into(), quotas.into(), ms(until));
-        let end = self.live.change(Change::Key, |changes| changes.set_key(key, quotas, until));
-        self.note_change(Change::Key, end);
+        self.change(Change::Key, |changes| changes.set_key(key, quotas, until));
     }
 
     /// Ends the quotas of one key's own: those of all keys hold for it again.
@@ -629,8 +624,7 @@ impl Limiter {
     /// ```
     pub fn clear_key_quotas(&self, key: impl Into<Key>) {
         let key = key.into();
-        let end = self.live.change(Change::Key, |changes| changes.clear_key(&key));
-        self.note_change(Change::Key, end);
+        self.change(Change::Key, |changes| changes.clear_key(&key));
     }
 
     /// Returns the keys that have quotas of their own in this process, with these quotas, and until
@@ -662,8 +656,7 @@ impl Limiter {
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
     /// ```
     pub fn set_shadow(&self, shadow: bool) {
-        self.live.change(Change::Shadow, |changes| changes.shadow.set(shadow));
-        self.note_change(Change::Shadow, None);
+        self.change(Change::Shadow, |changes| changes.shadow.set(shadow));
     }
 
     /// Switches shadow mode on or off until an instant, as
@@ -683,9 +676,7 @@ impl Limiter {
     /// ```
     pub fn set_shadow_until(&self, shadow: bool, until: SystemTime) {
         let until = ms(until);
-        let end =
-            self.live.change(Change::Shadow, |changes| changes.shadow.set_until(shadow, until));
-        self.note_change(Change::Shadow, end);
+        self.change(Change::Shadow, |changes| changes.shadow.set_until(shadow, until));
     }
 
     /// Returns whether the limit's own quotas decide, and logs a hint if they don't.
@@ -697,8 +688,9 @@ impl Limiter {
         !is_by_plan
     }
 
-    /// Reports a change, and the instant when the last change of its kind ends.
-    fn note_change(&self, of: Change, end: Option<i64>) {
+    /// Applies a change, and reports it with the instant when the last change of its kind ends.
+    fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) {
+        let end = self.live.change(of, change);
         self.scope.observe().changed(of, end);
     }
 

@@ -1,17 +1,20 @@
 //! A limit with its changes at run time: [`Live`].
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use foldhash::quality::RandomState;
 use http::request::Parts;
 
-use super::changes::{Changes, KeyQuotas, NEVER};
 use super::limit::{Limit, PlanFn};
 use super::refused::Tracker;
 use crate::key::Key;
 use crate::observe::Change;
 use crate::quota::{Plan, Quotas};
 
+/// An instant that no clock reaches.
+const NEVER: i64 = i64::MAX;
 /// The generation of a handle whose quotas differ between requests.
 pub(super) const UNKNOWN: u64 = u64::MAX;
 /// A mark of a limit's generation: some change ends by itself, so that each request checks the
@@ -28,17 +31,10 @@ pub(crate) struct Live {
     /// The instant when the next change ends.
     ends: AtomicI64,
     shadow: AtomicBool,
-    changes: Mutex<Changing>,
+    changes: Mutex<Option<Box<Changes>>>,
     tracker: Option<Arc<Tracker>>,
     /// `true` if these are the quotas of a plan, beside those of the limit.
-    of_a_plan: bool,
-}
-
-#[derive(Default)]
-struct Changing {
-    /// The number of changes of the quotas so far.
-    count: u64,
-    changes: Option<Box<Changes>>,
+    pub(super) of_a_plan: bool,
 }
 
 /// The quotas in force, of one moment.
@@ -68,11 +64,6 @@ impl Live {
         Self { tracker: self.tracker.clone(), of_a_plan: true, ..Self::new(limit) }
     }
 
-    /// Returns whether these are the quotas of a plan, beside those of the limit.
-    pub(super) fn is_of_a_plan(&self) -> bool {
-        self.of_a_plan
-    }
-
     /// Returns whether refusals are tracked by key, or shares of the limit are reported.
     pub(crate) fn is_watched(&self) -> bool {
         self.tracker.is_some() || self.limit.warns()
@@ -88,42 +79,40 @@ impl Live {
         &self.limit
     }
 
-    fn lock(&self) -> MutexGuard<'_, Changing> {
+    fn lock(&self) -> MutexGuard<'_, Option<Box<Changes>>> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn quotas(&self) -> Quotas {
-        let quotas = self.lock().changes.as_ref().and_then(|changes| changes.quotas.get());
+        let quotas = self.lock().as_ref().and_then(|changes| changes.quotas.get());
         quotas.unwrap_or(self.limit.quotas)
     }
 
     /// Returns the quotas, and whether the limit is in shadow mode, without changes that end by
     /// themselves.
     pub(super) fn usual(&self) -> (Quotas, bool) {
-        let changing = self.lock();
-        let changes = changing.changes.as_ref();
-        let quotas = changes.and_then(|changes| changes.quotas.for_good());
-        let shadow = changes.and_then(|changes| changes.shadow.for_good());
+        let changes = self.lock();
+        let quotas = changes.as_ref().and_then(|changes| changes.quotas.for_good);
+        let shadow = changes.as_ref().and_then(|changes| changes.shadow.for_good);
         (quotas.unwrap_or(self.limit.quotas), shadow.unwrap_or(self.limit.shadow))
     }
 
     /// Returns the quotas of one key, if it has its own for now.
     pub(super) fn quotas_of(&self, key: &Key) -> Option<Quotas> {
-        let changing = self.lock();
-        changing.changes.as_ref()?.keys.get(key).map(|(quotas, _)| *quotas)
+        self.lock().as_ref()?.keys.get(key).map(|(quotas, _)| *quotas)
     }
 
     /// Returns the keys that have their own quotas for now, with these and when that ends.
     pub(super) fn key_quotas(&self) -> Arc<KeyQuotas> {
-        self.lock().changes.as_ref().map(|changes| Arc::clone(&changes.keys)).unwrap_or_default()
+        self.lock().as_ref().map(|changes| Arc::clone(&changes.keys)).unwrap_or_default()
     }
 
     /// Returns the quotas in force, and their generation.
     pub(crate) fn in_force(&self) -> InForce {
-        let changing = self.lock();
-        let (changes, plan) = (changing.changes.as_deref(), self.limit.plan.clone());
-        let quotas = changes.and_then(|changes| changes.quotas.get());
-        let keys = changes.map(|changes| &changes.keys).filter(|keys| !keys.is_empty()).cloned();
+        let (changes, plan) = (self.lock(), self.limit.plan.clone());
+        let quotas = changes.as_ref().and_then(|changes| changes.quotas.get());
+        let keys =
+            changes.as_ref().map(|changes| &changes.keys).filter(|keys| !keys.is_empty()).cloned();
         InForce {
             generation: self.generation(),
             quotas: quotas.unwrap_or(self.limit.quotas),
@@ -145,12 +134,11 @@ impl Live {
 
     /// Applies a change, and returns the instant when the last change of this kind ends.
     pub(super) fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) -> Option<i64> {
-        let mut changing = self.lock();
-        let changes = changing.changes.get_or_insert_default();
+        let mut changes = self.lock();
+        let changes = changes.get_or_insert_default();
         change(changes);
-        let last_end = changes.last_end(of);
-        self.publish(&mut changing, of != Change::Shadow);
-        last_end
+        self.publish(changes, of != Change::Shadow);
+        changes.last_end(of)
     }
 
     /// Returns whether some change's time is over.
@@ -162,21 +150,19 @@ impl Live {
     /// Ends changes whose time is over. Returns their kinds, each with the instant when the last
     /// change of that kind ends.
     pub(super) fn end(&self, now: i64) -> Vec<(Change, Option<i64>)> {
-        let mut changing = self.lock();
-        let Some(changes) = &mut changing.changes else { return Vec::new() };
+        let mut changes = self.lock();
+        let Some(changes) = &mut *changes else { return Vec::new() };
         let ended = changes.end(now);
-        let ended: Vec<_> = ended.into_iter().map(|of| (of, changes.last_end(of))).collect();
-        self.publish(&mut changing, ended.iter().any(|(of, _)| *of != Change::Shadow));
-        ended
+        self.publish(changes, ended.iter().any(|of| *of != Change::Shadow));
+        ended.into_iter().map(|of| (of, changes.last_end(of))).collect()
     }
 
-    fn publish(&self, changing: &mut Changing, quotas: bool) {
-        changing.count += u64::from(quotas);
-        let Some(changes) = &changing.changes else { return };
+    fn publish(&self, changes: &mut Changes, quotas: bool) {
+        changes.count += u64::from(quotas);
         self.shadow.store(changes.shadow.get().unwrap_or(self.limit.shadow), Ordering::Relaxed);
         let ends = changes.next_end();
         self.ends.store(ends, Ordering::Relaxed);
-        let generation = if changes.has_no_quotas() { 0 } else { changing.count };
+        let generation = if changes.has_no_quotas() { 0 } else { changes.count };
         let ends = if ends == NEVER { 0 } else { ENDS };
         // Stored last, under the lock: a reader of this generation finds the changes.
         self.generation.store(generation | ends, Ordering::Release);
@@ -197,5 +183,103 @@ impl Live {
     #[inline]
     pub(crate) fn is_shadow(&self) -> bool {
         self.shadow.load(Ordering::Relaxed)
+    }
+}
+
+/// The quotas of single keys, each until an instant.
+pub(super) type KeyQuotas = HashMap<Key, (Quotas, i64), RandomState>;
+
+/// The changes of a limit. Instants are in milliseconds.
+#[derive(Default)]
+pub(super) struct Changes {
+    /// The number of changes of the quotas so far.
+    count: u64,
+    pub(super) quotas: Changed<Quotas>,
+    pub(super) shadow: Changed<bool>,
+    /// Shared with requests in flight.
+    keys: Arc<KeyQuotas>,
+}
+
+/// A value in place of the one that a limit was built with.
+pub(super) struct Changed<T> {
+    for_good: Option<T>,
+    for_now: Option<(T, i64)>,
+}
+
+impl<T> Default for Changed<T> {
+    fn default() -> Self {
+        Self { for_good: None, for_now: None }
+    }
+}
+
+impl<T: Copy> Changed<T> {
+    fn get(&self) -> Option<T> {
+        self.for_now.map(|(value, _)| value).or(self.for_good)
+    }
+
+    /// Replaces all earlier changes.
+    pub(super) fn set(&mut self, value: T) {
+        *self = Self { for_good: Some(value), for_now: None };
+    }
+
+    pub(super) fn set_until(&mut self, value: T, until: i64) {
+        self.for_now = Some((value, until));
+    }
+
+    fn until(&self) -> Option<i64> {
+        self.for_now.map(|(_, until)| until)
+    }
+
+    fn end(&mut self, now: i64) -> bool {
+        self.for_now.take_if(|(_, until)| *until <= now).is_some()
+    }
+}
+
+impl Changes {
+    pub(super) fn set_key(&mut self, key: Key, quotas: Quotas, until: i64) {
+        Arc::make_mut(&mut self.keys).insert(key, (quotas, until));
+    }
+
+    pub(super) fn clear_key(&mut self, key: &Key) {
+        if self.keys.contains_key(key) {
+            Arc::make_mut(&mut self.keys).remove(key);
+        }
+    }
+
+    /// Returns whether all quotas are the ones that the limit was built with.
+    fn has_no_quotas(&self) -> bool {
+        self.quotas.get().is_none() && self.keys.is_empty()
+    }
+
+    /// Ends the changes whose time is over, and returns their kinds.
+    fn end(&mut self, now: i64) -> Vec<Change> {
+        let mut ended = Vec::new();
+        if self.quotas.end(now) {
+            ended.push(Change::Quotas);
+        }
+        if self.shadow.end(now) {
+            ended.push(Change::Shadow);
+        }
+        let before = self.keys.len();
+        if self.keys.values().any(|(_, until)| *until <= now) {
+            Arc::make_mut(&mut self.keys).retain(|_, (_, until)| *until > now);
+        }
+        ended.extend((self.keys.len()..before).map(|_| Change::Key));
+        ended
+    }
+
+    /// Returns the instant when the next change ends.
+    fn next_end(&self) -> i64 {
+        let keys = self.keys.values().map(|(_, until)| *until);
+        keys.chain(self.quotas.until()).chain(self.shadow.until()).min().unwrap_or(NEVER)
+    }
+
+    /// Returns the instant when the last change of a kind ends, if there is one.
+    fn last_end(&self, of: Change) -> Option<i64> {
+        match of {
+            Change::Quotas => self.quotas.until(),
+            Change::Shadow => self.shadow.until(),
+            Change::Key => self.keys.values().map(|(_, until)| *until).max(),
+        }
     }
 }
