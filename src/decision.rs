@@ -12,20 +12,17 @@ use std::time::{Duration, SystemTime};
 use crate::quota::{Quota, Quotas, Span};
 use crate::window::{MAX, State};
 
-mod ahead;
 mod decide;
 #[cfg(feature = "serde")]
 mod kept;
 mod limited;
-mod name;
 mod usage;
 
 pub(crate) use decide::{Ask, LineWindows, Merging, Ruling};
 #[cfg(feature = "serde")]
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
-pub(crate) use limited::{KeptRefuser, Refuser};
-pub(crate) use name::LimitName;
+pub(crate) use limited::{KeptRefuser, LimitName, Refuser};
 pub use usage::Usage;
 pub(crate) use usage::system_time;
 
