@@ -15,7 +15,7 @@
 //!   keys. It exists while a request is in it. No task drives it: each request has a `Place`, with
 //!   a waker and a timer, and does what is its turn when it is polled. So no runtime that ends, or
 //!   that stands still, holds up the others.
-//! - *Asking.* The first request that waits asks, if by the [`LastAnswer`](answer::LastAnswer) its
+//! - *Asking.* The first request that waits asks, if by the [`LastAnswer`](line::LastAnswer) its
 //!   tokens can pass beside those in flight. So a line asks once at a window's start, and then as
 //!   many at a time as there is room for, without waiting for each other's answers.
 //! - *Going.* The first request that is answered goes. If one before it was refused, it returns
@@ -39,15 +39,16 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
+use crate::decision::MAX_LIMITS;
+use crate::key::Key;
 use crate::limits::Limits;
+use crate::quota::{Quota, Quotas};
 use crate::sync::{self, Mutex};
+use crate::timer::Instant;
 
-mod answer;
-mod claim;
 mod line;
 mod place;
 
-pub(crate) use claim::{Claim, Counter, Terms, Tokens};
 use line::LineState;
 pub(crate) use line::Turn;
 pub(crate) use place::Place;
@@ -118,5 +119,67 @@ impl Drop for WaitingLine {
         if lines.get(&self.counters).is_some_and(|line| line.strong_count() == 0) {
             lines.remove(&self.counters);
         }
+    }
+}
+
+/// A key under one of the layer's limits. Requests with the same counters wait in one line.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Counter {
+    /// The limit's position in the layer.
+    pub(crate) limit: usize,
+    pub(crate) key: Key,
+}
+
+/// The quotas that decide a request's charge, in the order of its line's counters.
+pub(crate) type Terms = Arc<[Quotas]>;
+
+/// The tokens that a request waits for, the counters to take them from, and the quotas.
+pub(crate) struct Claim {
+    pub(crate) counters: Arc<[Counter]>,
+    pub(crate) terms: Terms,
+    pub(crate) cost: Tokens,
+    /// When the request arrived: it may have waited in another line.
+    pub(crate) arrived: Instant,
+}
+
+/// Numbers of tokens, one for each of a line's limits.
+#[derive(Clone, PartialEq)]
+pub(crate) struct Tokens {
+    costs: [u128; MAX_LIMITS],
+    limits: usize,
+}
+
+impl Tokens {
+    pub(crate) fn of(costs: impl Iterator<Item = u64>) -> Self {
+        let mut of = Self { costs: [0; MAX_LIMITS], limits: 0 };
+        for cost in costs {
+            of.costs[of.limits] = cost.into();
+            of.limits += 1;
+        }
+        of
+    }
+
+    /// Returns zero tokens for each of these limits.
+    fn zeroed(&self) -> Self {
+        Self { costs: [0; MAX_LIMITS], ..*self }
+    }
+
+    /// Returns the cost for each limit, cut to what a charge can have.
+    fn costs(&self) -> impl Iterator<Item = u64> + Clone {
+        let costs = self.costs[..self.limits].iter();
+        costs.map(|tokens| (*tokens).min(Quota::MAX_TOKENS.into()) as u64)
+    }
+
+    /// Returns whether the limits could ever grant these tokens at once.
+    fn can_be_granted(&self, terms: &Terms) -> bool {
+        terms.iter().zip(self.costs()).all(|(quotas, tokens)| quotas.can_grant(tokens))
+    }
+
+    fn add(&mut self, more: &Self) {
+        (0..self.limits).for_each(|limit| self.costs[limit] += more.costs[limit]);
+    }
+
+    fn subtract(&mut self, less: &Self) {
+        (0..self.limits).for_each(|limit| self.costs[limit] -= less.costs[limit]);
     }
 }

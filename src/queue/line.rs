@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use super::Queue;
-use super::answer::LastAnswer;
-use super::claim::{Claim, Terms, Tokens};
+use super::{Claim, Queue, Terms, Tokens};
 use crate::decision::Decision;
 use crate::store::StoreError;
 use crate::timer::Instant;
@@ -29,6 +27,8 @@ const MAX_CHARGES: u32 = 64;
 const RANKS: u64 = 64;
 /// Up to here, the requests before a request are counted exactly.
 const NEAR: u64 = 16;
+/// The longest delay of a charge in favor of other nodes.
+const MOST_COURTESY: Duration = Duration::from_millis(50);
 
 /// The state of a line, under its lock. Requests have numbers in order of arrival.
 pub(super) struct LineState {
@@ -81,6 +81,19 @@ enum Stage {
     Refused(Box<Decision>),
 }
 
+/// The last answer of the store. It says when further tokens can pass.
+pub(super) struct LastAnswer {
+    decision: Decision,
+    terms: Terms,
+    /// The tokens that were charged.
+    cost: Tokens,
+    /// When the charge was sent. Times in the decision count from here: a charge sent a second
+    /// later reaches the store a second later.
+    sent: Instant,
+    /// How long the answer took.
+    took: Duration,
+}
+
 /// What a request does that does not wait.
 pub(crate) enum Turn {
     /// It is charged, once its service is ready.
@@ -117,6 +130,53 @@ impl<'a> Visit<'a> {
 
     pub(super) fn wake(self) {
         self.wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl LastAnswer {
+    fn refuses(&self) -> bool {
+        !self.decision.allowed()
+    }
+
+    /// Returns when these further tokens can have passed, at the earliest; `None`: never.
+    fn due(&self, tokens: &Tokens) -> Option<Instant> {
+        let exact = self.cost == *tokens;
+        let costs = self.cost.costs().zip(tokens.costs());
+        let after = self.terms.iter().zip(costs).enumerate().map(|(place, (quotas, costs))| {
+            let (cost, tokens) = costs;
+            // A limit without a decision is no reason to wait.
+            let Some(of) = self.decision.at(place) else { return 0 };
+            // Fewer tokens may pass before.
+            let retry_at = of.retry_at_ms().filter(|_| cost <= tokens);
+            let at = match retry_at {
+                Some(retry_at) if exact => retry_at,
+                _ => of.earliest_ms(quotas, tokens).max(retry_at.unwrap_or(0)),
+            };
+            // By the limit's own clock: limits that are charged in turns have different ones.
+            at.saturating_sub(of.now_ms())
+        });
+        let after = after.max().unwrap_or(0).max(0);
+        self.sent.checked_add(Duration::from_millis(after as u64))
+    }
+
+    /// Returns by how much a head that is due then delays its charge in favor of other nodes: the
+    /// older it is, the less. So the store's nearest node does not serve all of its line first.
+    fn courtesy(&self, age: Duration, max_wait: Duration) -> Duration {
+        let window = self.window();
+        let most = (window / 16).min(MOST_COURTESY).min(max_wait / 2);
+        most.div_f64(1.0 + age.div_duration_f64(window))
+    }
+
+    /// Returns the window of the quota that governs.
+    fn window(&self) -> Duration {
+        self.decision.usage()[self.decision.governing()].window()
+    }
+
+    /// Returns the refusal of a request that is due when these further tokens have passed.
+    fn refusal(&self, tokens: &Tokens, now: Instant) -> Decision {
+        let later = now.saturating_duration_since(self.sent).as_millis() as i64;
+        let ahead = |place| Some((self.terms.get(place)?, tokens.costs().nth(place)?));
+        self.decision.refusal_behind(ahead, later)
     }
 }
 

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::claim::{Claim, Terms};
 use super::line::{LineState, Turn, Visit};
-use super::{Queue, WaitingLine};
+use super::{Claim, Queue, Terms, WaitingLine};
 use crate::decision::Decision;
 use crate::store::StoreError;
 use crate::sync;
