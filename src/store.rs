@@ -1,15 +1,16 @@
 //! Stores of counters: the [`Store`] contract, and the stores in this crate.
 
+use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::clock::{Clock, SystemClock};
-use crate::decision::Decision;
+use crate::decision::{Decision, Ruling};
 use crate::key::Key;
 
 mod account;
 mod adjust;
-mod any;
 mod charge;
 mod charged_quotas;
 mod error;
@@ -26,7 +27,6 @@ mod table;
 pub use account::Account;
 pub(crate) use account::{OwnedAccount, instant};
 pub use adjust::{Adjust, OwnedAdjust};
-pub(crate) use any::AnyStore;
 pub use charge::{Charge, OwnedCharge};
 pub use error::{OnStoreFailure, StoreError};
 #[cfg(feature = "saved")]
@@ -239,5 +239,54 @@ forward_store!([S: Store + ?Sized] Box<S>, self => (**self));
 impl fmt::Debug for dyn Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Store")
+    }
+}
+
+/// A store of any type. Most limiters count in memory, and charge that store without a call through
+/// a pointer.
+#[derive(Clone)]
+pub(crate) enum AnyStore {
+    Memory(MemoryStore),
+    Other(Arc<dyn Store>),
+}
+
+impl AnyStore {
+    pub(crate) fn new(store: impl Store) -> Self {
+        let any: &dyn Any = &store;
+        match any.downcast_ref::<MemoryStore>() {
+            Some(memory) => Self::Memory(memory.clone()),
+            None => Self::Other(Arc::new(store)),
+        }
+    }
+
+    /// The same as [`charge`](Self::charge), but returns the ruling of a usual charge in memory:
+    /// [`MemoryStore::rule`].
+    #[inline(always)]
+    pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Reply<Decision>> {
+        match self {
+            Self::Memory(store) => store.rule(charge),
+            Self::Other(_) => Err(self.charge(charge)),
+        }
+    }
+
+    /// Charges all lines, or none.
+    #[inline(always)]
+    pub(crate) fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        match self {
+            Self::Memory(store) => store.charge(charge),
+            Self::Other(store) if charge.is_single() => store.charge(charge),
+            Self::Other(store) => in_order::charge_lines(store, charge),
+        }
+    }
+}
+
+impl Deref for AnyStore {
+    type Target = dyn Store;
+
+    fn deref(&self) -> &(dyn Store + 'static) {
+        match self {
+            Self::Memory(store) => store,
+            Self::Other(store) => &**store,
+        }
     }
 }

@@ -27,22 +27,18 @@ mod creating;
 
 mod charging;
 #[cfg(feature = "saved")]
-mod file;
-#[cfg(feature = "saved")]
 mod format;
 mod last_refused;
 mod locked;
 #[cfg(feature = "saved")]
 mod saved;
-#[cfg(feature = "saved")]
-mod saver;
 mod shard;
 mod time;
 
 #[cfg(feature = "saved")]
 pub use saved::CountsFile;
 #[cfg(feature = "saved")]
-use saver::Saver;
+use saved::Saver;
 
 use locked::{LockedShard, LockedShards};
 use shard::{CountedIn, Home, Shard, max_bytes};
