@@ -6,7 +6,7 @@ use std::time::UNIX_EPOCH;
 use serde::Deserialize;
 
 use tower_fixed_window::{
-    Decision, Limit, Limiter, ManualClock, Quotas, Receipt, Store, StoreError,
+    Decision, Limit, Limiter, Limits, Line, ManualClock, Quotas, Receipt, Store, StoreError,
 };
 
 mod lines;
@@ -181,6 +181,13 @@ impl Trace {
     }
 }
 
+/// The key of a trace.
+const KEY: &str = "trace";
+
+async fn peek(limiter: &Limiter, cost: u64) -> Result<Decision, StoreError> {
+    Limits::from(limiter).peek([Line::new(limiter.name(), KEY, cost)]).await
+}
+
 impl Step {
     async fn take(
         &self,
@@ -188,28 +195,26 @@ impl Step {
         limiter: &mut Limiter,
         receipts: &mut [Option<Receipt>],
     ) -> Result<Decision, StoreError> {
-        const KEY: &str = "trace";
-
         let charged = match &self.op {
             Op::Charge { cost } => limiter.charge(KEY, *cost).await?,
             Op::Reserve { cost } => limiter.reserve(KEY, *cost).await?,
-            Op::Peek { cost } => return limiter.peek_cost(KEY, *cost).await,
+            Op::Peek { cost } => return peek(limiter, *cost).await,
             Op::Refund { of } => {
                 if let Some(receipt) = receipts[*of].take() {
                     limiter.refund(receipt).await?;
                 }
-                return limiter.peek_cost(KEY, 0).await;
+                return peek(limiter, 0).await;
             }
             Op::Settle { of, actual } => {
                 if let Some(receipt) = receipts[*of].take() {
                     limiter.settle(receipt, *actual).await?;
                 }
-                return limiter.peek_cost(KEY, 0).await;
+                return peek(limiter, 0).await;
             }
             Op::Reset => {
                 receipts.fill_with(|| None);
                 limiter.reset(KEY).await?;
-                return limiter.peek_cost(KEY, 0).await;
+                return peek(limiter, 0).await;
             }
             Op::Limits { limits } => {
                 let old = limiter.quotas();
@@ -217,7 +222,7 @@ impl Step {
                     old.as_ref().iter().zip(limits).map(|(quota, limit)| quota.with_limit(*limit));
                 let first = Quotas::from(new.next().expect("a quota"));
                 *limiter = limiter.with_quotas(new.fold(first, Quotas::and));
-                return limiter.peek_cost(KEY, 0).await;
+                return peek(limiter, 0).await;
             }
         };
         Ok(match charged {

@@ -15,7 +15,7 @@ use reference::{Ask, Grid, Model, Taken, Terms, stagger};
 use tower_fixed_window::store::Reply;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    Decision, Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+    Decision, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Receipt,
 };
 
 const NAMES: [&str; 2] = ["a", "b"];
@@ -118,6 +118,10 @@ fn charge(limiter: &Limiter, key: u64, cost: u64, reserve: bool) -> (Decision, O
     }
 }
 
+fn peek(limiter: &Limiter, key: u64, cost: u64) -> Decision {
+    answer(Limits::from(limiter).peek([Line::new(limiter.name(), key, cost)]))
+}
+
 fn ms(at: SystemTime) -> i128 {
     at.duration_since(UNIX_EPOCH).expect("after 1970").as_millis() as i128
 }
@@ -202,7 +206,7 @@ fn exact(input: &Input) {
                 let (expected, _) =
                     model.ask(&scopes.terms(scope), now.into(), (*cost).into(), Ask::Peek);
                 models.insert((scope, key), model);
-                let decision = answer(scopes.limiters[scope].peek_cost(key, (*cost).into()));
+                let decision = peek(&scopes.limiters[scope], key, (*cost).into());
                 compare(&decision, &expected);
             }
             Op::Refund(of) | Op::Settle(of, _) if !receipts.is_empty() => {

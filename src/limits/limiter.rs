@@ -32,14 +32,14 @@ use crate::store::{
 ///
 /// let decision = uploads.check_cost("alice", 1_000).await?;
 /// assert!(!decision.allowed());
-/// assert!(uploads.peek_cost("alice", 999).await?.allowed());
+/// assert_eq!(uploads.peek("alice").await?.remaining(), 999);
 /// assert_eq!(uploads.quotas().to_string(), "1000/day");
 /// # Ok(()) }
 /// ```
 ///
-/// [`check`](Self::check) and [`peek`](Self::peek) are about one token, and with `_cost` about as
-/// many as you say. A charge that can be corrected later always names its cost:
-/// [`charge`](Self::charge) and [`reserve`](Self::reserve).
+/// [`check`](Self::check) takes one token, and [`check_cost`](Self::check_cost) as many as you say.
+/// A charge that can be corrected later always names its cost: [`charge`](Self::charge) and
+/// [`reserve`](Self::reserve).
 ///
 /// Clones share their counters. The methods return a [`Reply`], which must be awaited. A store in
 /// memory is charged when the method is called. A remote store is called when the reply is first
@@ -166,8 +166,9 @@ impl Limiter {
     }
 
     /// Returns the standing of a key under the limiter's own quotas, and whether one token would
-    /// pass. Takes nothing. For keys that are charged under others, use
-    /// [`with_quotas`](Self::with_quotas).
+    /// pass. Takes nothing. A higher cost passes if [`Decision::remaining`] is as high, and the
+    /// lines of [`Limits::peek`](crate::Limits::peek) have costs. For keys that are charged under
+    /// other quotas, use [`with_quotas`](Self::with_quotas).
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -179,12 +180,7 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
-        self.peek_cost(key, 1)
-    }
-
-    /// Returns the standing of a key, and whether `cost` tokens would pass. Takes nothing.
-    pub fn peek_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
-        self.charge_key(&key.into(), cost, |charge| charge.peeking())
+        self.charge_key(&key.into(), 1, |charge| charge.peeking())
     }
 
     /// Takes `cost` tokens and returns a receipt to correct the charge later, or the refusal.

@@ -28,7 +28,7 @@ mod stored_procedure;
 mod trace;
 
 use tower_fixed_window::store::Reply;
-use tower_fixed_window::{Decision, Key, Limiter, Receipt};
+use tower_fixed_window::{Decision, Key, Limiter, Limits, Line, Receipt};
 
 /// Unwraps a reply of a store in memory, which is there at once and never an error.
 pub(crate) fn answer<T>(reply: Reply<T>) -> T {
@@ -38,6 +38,11 @@ pub(crate) fn answer<T>(reply: Reply<T>) -> T {
 /// The size of a test: full with `FULL_SIZE=1`, else a part of it.
 pub(crate) fn sized<T>(part: T, all: T) -> T {
     if std::env::var_os("FULL_SIZE").is_some() { all } else { part }
+}
+
+/// A peek at whether a cost would pass.
+pub(crate) fn peek(limiter: &Limiter, key: impl Into<Key>, cost: u64) -> Decision {
+    answer(Limits::from(limiter).peek([Line::new(limiter.name(), key, cost)]))
 }
 
 /// A charge or a reservation, with a receipt if it passed.

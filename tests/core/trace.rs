@@ -9,7 +9,7 @@ use tower_fixed_window::{
 };
 
 use crate::reference::{Answer, Ask, END_OF_TIME, Grid, Model, Taken, Terms, stagger};
-use crate::{answer, charge};
+use crate::{answer, charge, peek};
 
 const SCOPE: &str = "model";
 const KEY: &str = "alice";
@@ -293,13 +293,13 @@ impl Rig {
     }
 
     pub(crate) fn remaining(&self) -> u64 {
-        let decision = answer(self.limiter.peek_cost(KEY, 0));
+        let decision = answer(self.limiter.peek(KEY));
         decision.usage().iter().map(|s| s.remaining()).min().expect("a quota")
     }
 
     pub(crate) fn peek(&mut self, cost: u64) -> Decision {
         let (now, terms) = (self.model_now(), self.terms());
-        let decision = answer(self.limiter.peek_cost(KEY, cost));
+        let decision = peek(&self.limiter, KEY, cost);
         let (expected, _) = self.model.ask(&terms, now, cost.into(), Ask::Peek);
         assert_eq!(answer_of(&decision), expected, "peek {cost} at {now}");
         decision

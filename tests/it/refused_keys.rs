@@ -116,7 +116,7 @@ async fn refusals_are_counted_however_they_are_asked_for() {
 
         // Peeks and passes are not refusals.
         let _ = api.peek("b").await.expect("an answer");
-        let _ = api.peek_cost("c", 9).await.expect("an answer");
+        let _ = Limits::from(&api).peek([Line::new("api", "c", 9)]).await.expect("an answer");
         assert_eq!(refused(&api).total, 5);
 
         // Several limits at once: only those that refuse, also under a plan of the line.
