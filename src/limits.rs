@@ -312,10 +312,10 @@ impl Limits {
             match place.filter(|place| costs.iter().all(|(other, _)| other != place)) {
                 Some(place) => costs.push((place, cost)),
                 None => {
-                    return Reply::failed(StoreError::with_source(
+                    return Reply::from(Err(StoreError::with_source(
                         "a true cost names no limit of its charge, or one twice",
                         format!("the name is {name:?}"),
-                    ));
+                    )));
                 }
             }
         }
@@ -328,9 +328,9 @@ impl Limits {
         for (place, cost) in costs {
             let line = &receipt.lines[place];
             let Some(limiter) = self.find(line.scope().name()) else {
-                return Reply::failed(StoreError::new(
+                return Reply::from(Err(StoreError::new(
                     "a receipt belongs to the limits of its names: settle it there",
-                ));
+                )));
             };
             // A line whose store failed has no decision, and took nothing.
             lines.extend(receipt.decision.at(place).map(|of| (limiter, line, of, cost)));
@@ -368,7 +368,7 @@ impl Limits {
     ) -> Reply<Decision> {
         let limiters = match self.limiters_of(lines) {
             Ok(limiters) => limiters,
-            Err(error) => return Reply::failed(error),
+            Err(error) => return Reply::from(Err(error)),
         };
         let all = || lines.iter().zip(limiters);
         if all().all(|(line, limiter)| line.quotas.is_some() || limiter.is_unchanged()) {
@@ -378,7 +378,7 @@ impl Limits {
         }
         match all().map(|(line, limiter)| line.quotas_of(limiter)).collect::<Result<Vec<_>, _>>() {
             Ok(quotas) => self.charge_under(lines, limiters, |place| &quotas[place], configure),
-            Err(error) => Reply::failed(error),
+            Err(error) => Reply::from(Err(error)),
         }
     }
 
@@ -413,7 +413,7 @@ impl Limits {
         });
         let (limiters, quotas) = match found {
             Ok(found) => found,
-            Err(error) => return Reply::failed(error),
+            Err(error) => return Reply::from(Err(error)),
         };
         let receipt = lines.iter().zip(limiters).zip(&quotas).map(|((line, limiter), quotas)| {
             let account = Account::new(limiter.scope(), quotas, &line.key).to_owned();

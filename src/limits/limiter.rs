@@ -259,9 +259,9 @@ impl Limiter {
             [line] if line.scope().id() == self.scope.id() => {
                 self.settle_line(line, &decision, actual)
             }
-            _ => Reply::failed(StoreError::new(
+            _ => Reply::from(Err(StoreError::new(
                 "a receipt belongs to the limiter of its name: settle it there",
-            )),
+            ))),
         }
     }
 
@@ -347,7 +347,7 @@ impl Limiter {
         // The correction is made, even if the store does not answer the peek.
         match taken.into_now() {
             Ok(Ok(())) => look().detach(),
-            Ok(Err(error)) => return Reply::failed(error),
+            Ok(Err(error)) => return Reply::from(Err(error)),
             Err(later) => {
                 return Reply::later(async move {
                     later.await?;
@@ -456,7 +456,7 @@ impl Limiter {
         } else {
             changed = match self.changed_quotas(key) {
                 Ok(quotas) => quotas,
-                Err(error) => return Reply::failed(error),
+                Err(error) => return Reply::from(Err(error)),
             };
             &changed
         };
@@ -490,7 +490,7 @@ impl Limiter {
     ) -> Reply<Result<Receipt, RateLimited>> {
         let quotas = match self.quotas_now(key) {
             Ok(quotas) => quotas,
-            Err(error) => return Reply::failed(error),
+            Err(error) => return Reply::from(Err(error)),
         };
         let account = Account::new(&self.scope, &quotas, key);
         let reply = self.send(configure(Charge::new(account, cost)));

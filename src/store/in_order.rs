@@ -114,7 +114,7 @@ impl SequentialCharge {
         let in_flight = &mut self.in_flight;
         let answer = poll_fn(|cx| {
             let reply = in_flight.get_or_insert_with(|| {
-                mem::replace(&mut reply, Reply::failed(StoreError::new("sent")))
+                mem::replace(&mut reply, Reply::from(Err(StoreError::new("sent"))))
             });
             match Pin::new(reply).poll(cx) {
                 Poll::Ready(answer) => Poll::Ready(Some(answer)),
@@ -139,7 +139,7 @@ impl SequentialCharge {
         let late = StoreError::new("the store did not answer in time");
         match self.store.remote() {
             Some(remote) => remote.caller.stand_in(line, late),
-            None => Reply::failed(late),
+            None => Reply::from(Err(late)),
         }
     }
 

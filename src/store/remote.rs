@@ -86,9 +86,9 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 ///
 /// impl Store for Database {
 ///     // ... three queries. This one is down.
-/// #     fn charge(&self, _: Charge<'_>) -> Reply<Decision> { Reply::failed(StoreError::new("down")) }
-/// #     fn adjust(&self, _: Adjust<'_>) -> Reply<()> { Reply::failed(StoreError::new("down")) }
-/// #     fn reset(&self, _: &Scope, _: &Key) -> Reply<()> { Reply::failed(StoreError::new("down")) }
+/// #     fn charge(&self, _: Charge<'_>) -> Reply<Decision> { Reply::from(Err(StoreError::new("down"))) }
+/// #     fn adjust(&self, _: Adjust<'_>) -> Reply<()> { Reply::from(Err(StoreError::new("down"))) }
+/// #     fn reset(&self, _: &Scope, _: &Key) -> Reply<()> { Reply::from(Err(StoreError::new("down"))) }
 /// }
 ///
 /// let store = Remote::around(Database).deadline(Duration::from_millis(50));
@@ -411,7 +411,7 @@ impl Caller {
         match self.on_failure {
             OnStoreFailure::Local => self.node.fallback.charge(charge).map(Decision::into_local),
             policy @ (OnStoreFailure::Allow | OnStoreFailure::Deny) => {
-                Reply::failed(error.under(policy))
+                Reply::from(Err(error.under(policy)))
             }
         }
     }

@@ -19,7 +19,7 @@ use super::error::StoreError;
 /// assert_eq!(Reply::now(7).await.unwrap(), 7);
 /// assert_eq!(Reply::later(async { Ok(7) }).await.unwrap(), 7);
 /// assert!(matches!(Reply::now(7).into_now(), Ok(Ok(7))));
-/// assert!(Reply::<u8>::failed(StoreError::new("no answer")).await.is_err());
+/// assert!(Reply::<u8>::from(Err(StoreError::new("no answer"))).await.is_err());
 /// # }
 /// ```
 #[must_use = "a reply does nothing unless it is awaited"]
@@ -34,15 +34,10 @@ enum When<T> {
 impl<T> Unpin for Reply<T> {}
 
 impl<T> Reply<T> {
-    /// Creates a reply that is done.
+    /// Creates a reply that is done. One that has failed is `Reply::from(Err(error))`.
     #[inline]
     pub fn now(value: T) -> Self {
         Self::from(Ok(value))
-    }
-
-    /// Creates a reply that has failed.
-    pub fn failed(error: StoreError) -> Self {
-        Self::from(Err(error))
     }
 
     /// Creates a reply that is done when a future is.

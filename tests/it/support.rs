@@ -129,7 +129,7 @@ impl Moody {
         let mood = *self.mood.borrow();
         match mood {
             Mood::Now => ask(&*self.memory),
-            Mood::FailsNow => Reply::failed(failure()),
+            Mood::FailsNow => Reply::from(Err(failure())),
             Mood::Later | Mood::FailsLater | Mood::Hangs => {
                 let this = self.clone();
                 Reply::later(async move {
