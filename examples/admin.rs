@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::extract::{FromRequestParts, MatchedPath, Path, Query, Request, State};
+use axum::extract::{FromRequestParts, Path, Query, Request, State};
 use axum::http::{Method, StatusCode, request::Parts};
 use axum::middleware::{self, Next};
 use axum::response::{Response, Result};
@@ -58,7 +58,7 @@ impl Managed {
         let near = Arc::<Mutex<VecDeque<_>>>::default();
         let warned = Arc::clone(&near);
         // Really: an e-mail to the customer, sent by another task.
-        let limit = quota.name(name).key(by).track_refused_by(1_000, route);
+        let limit = quota.name(name).key(by).track_refused(1_000);
         let limit = limit.warn_at(80, move |near| {
             let mut warned = warned.lock().unwrap();
             warned.retain(|(key, quota, _)| (key, *quota) != (near.key, near.quota));
@@ -95,10 +95,6 @@ impl Managed {
             });
         own.chain(changes.clone()).collect()
     }
-}
-
-fn route(request: &Parts) -> Option<&str> {
-    request.extensions.get().map(MatchedPath::as_str)
 }
 
 /// Returns where limits count: in memory, or in a Redis that other nodes share.

@@ -683,7 +683,7 @@ fn note_decision<'a>(
             let (account, cost) = charge.line_at(place);
             (limiter(place), account, cost)
         };
-        observe(decision, charge.len(), line, false, |_| None);
+        observe(decision, charge.len(), line, false, None);
     }
     if !decision.allowed() {
         note_refusers(decision, limiter, charge, are_own);

@@ -409,6 +409,16 @@ pub fn matched_path() -> impl KeyExtractor + Clone {
     })
 }
 
+/// Returns the route by which a request's refusal is counted: the path that axum matched, or else
+/// the first segment of its path.
+pub(crate) fn route(parts: &Parts) -> &str {
+    #[cfg(feature = "axum")]
+    if let Some(path) = parts.extensions.get::<axum::extract::MatchedPath>() {
+        return path.as_str();
+    }
+    parts.uri.path().split('/').nth(1).unwrap_or_default()
+}
+
 /// Returns the path of a service that [`nest_service`](axum::Router::nest_service) nests, and that
 /// the request is on its way to.
 ///

@@ -14,7 +14,6 @@ use crate::store::{Scope, Store};
 /// Returns the plan of a request, or `None` for the limit's own quotas.
 pub(crate) type PlanFn = Arc<dyn Fn(&Parts, &Key) -> Option<Plan> + Send + Sync>;
 pub(crate) type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
-pub(crate) type RouteFn = Arc<dyn Fn(&Parts) -> Option<&str> + Send + Sync>;
 
 /// A limit: quotas with a name, whose requests share a count, and what a request costs. A
 /// [`FixedWindowLayer`](crate::FixedWindowLayer), a [`Limiter`](crate::Limiter) and
@@ -45,18 +44,10 @@ pub struct Limit {
     pub(crate) cost: Option<CostFn>,
     pub(crate) shadow: bool,
     pub(crate) settled: bool,
-    /// Settings by which refusals are counted; `None`: they are not.
-    pub(crate) tracked: Option<Arc<Tracked>>,
+    /// The number of keys whose refusals are counted; `None`: they are not.
+    pub(crate) tracked: Option<usize>,
     /// Shares of the limit that are reported when a key reaches them.
     pub(crate) warnings: Vec<Warning>,
-}
-
-/// Settings by which refusals are counted.
-pub(crate) struct Tracked {
-    /// The number of keys whose refusals are counted.
-    pub(crate) most: usize,
-    /// The closure that returns the route by which refusals are counted, too.
-    pub(crate) route: Option<RouteFn>,
 }
 
 impl Limit {
@@ -352,14 +343,10 @@ impl Limit {
     /// assert_eq!((refused.total, refused.keys.len()), (99, 1));
     /// assert_eq!(refused.keys[0].share, 1.0);
     /// ```
-    pub fn track_refused(self, keys: usize) -> Self {
-        let route = self.tracked.as_ref().and_then(|tracked| tracked.route.clone());
-        Self { tracked: Some(Arc::new(Tracked { most: keys, route })), ..self }
-    }
-
-    /// The same, and counts the refusals in a layer also by what a closure returns, such as their
-    /// routes: to see that it is one page with many files that would be refused, and no client too
-    /// many.
+    ///
+    /// Refusals in a layer are also counted by route, as many routes as keys: to see that it is one
+    /// page with many files that would be refused, and no client too many. The route is the path
+    /// that axum matched (feature `axum`), or else the first segment of the request's path.
     ///
     /// ```
     /// use http::Request;
@@ -367,9 +354,7 @@ impl Limit {
     /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
     /// let shadow = Quota::per_hour(1).name("site").key(Key::global()).shadow();
-    /// // With axum: parts.extensions.get::<MatchedPath>().map(MatchedPath::as_str)
-    /// let shadow = shadow.track_refused_by(100, |parts| parts.uri.path().split('/').nth(1));
-    /// let layer = FixedWindowLayer::new(shadow);
+    /// let layer = FixedWindowLayer::new(shadow.track_refused(100));
     /// for path in ["/", "/static/a.js", "/static/b.js", "/static/c.js", "/search"] {
     ///     let _ = ask(&layer, Request::get(path));
     /// }
@@ -378,12 +363,8 @@ impl Limit {
     /// assert_eq!((refused.routes[0].route.as_str(), refused.routes[0].count), ("static", 3));
     /// assert_eq!(refused.routes[0].share, 0.75);
     /// ```
-    pub fn track_refused_by<F>(self, keys: usize, route: F) -> Self
-    where
-        F: Fn(&Parts) -> Option<&str> + Send + Sync + 'static,
-    {
-        let tracked = Tracked { most: keys, route: Some(Arc::new(route)) };
-        Self { tracked: Some(Arc::new(tracked)), ..self }
+    pub fn track_refused(self, keys: usize) -> Self {
+        Self { tracked: Some(keys), ..self }
     }
 
     pub(crate) fn warns(&self) -> bool {
@@ -606,17 +587,9 @@ pub trait IntoLimit: Into<Limit> {
         self.into().warn_at(percent, warn)
     }
 
-    /// Makes a limit that counts which keys it refuses: [`Limit::track_refused`].
+    /// Makes a limit that counts which keys and routes it refuses: [`Limit::track_refused`].
     fn track_refused(self, keys: usize) -> Limit {
         self.into().track_refused(keys)
-    }
-
-    /// The same, and by route: [`Limit::track_refused_by`].
-    fn track_refused_by<F>(self, keys: usize, route: F) -> Limit
-    where
-        F: Fn(&Parts) -> Option<&str> + Send + Sync + 'static,
-    {
-        self.into().track_refused_by(keys, route)
     }
 
     /// Makes a limit that counts in this store: [`Limit::store`].

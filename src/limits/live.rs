@@ -52,7 +52,7 @@ impl Live {
             ends: AtomicI64::new(NEVER),
             shadow: AtomicBool::new(limit.shadow),
             changes: Mutex::default(),
-            tracker: limit.tracked.as_deref().map(|tracked| Arc::new(Tracker::new(tracked))),
+            tracker: limit.tracked.map(|most| Arc::new(Tracker::new(most))),
             limit,
             of_a_plan: false,
         }

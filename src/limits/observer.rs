@@ -1,11 +1,11 @@
 //! What happened to the lines of a charge, told once: to the log and the metrics, to warnings, and
 //! to the counts of refused keys.
 
-use std::borrow::Cow;
+use http::request::Parts;
 
 use super::Limiter;
-use super::refused::Tracker;
 use crate::decision::Decision;
+use crate::key::route;
 use crate::observe::{self, Outcome};
 use crate::store::{Account, Scope};
 
@@ -13,15 +13,15 @@ use crate::store::{Account, Scope};
 pub(crate) type ChargedLine<'a> = (&'a Limiter, Account<'a>, u64);
 
 /// Reports the lines of a charge that passed, or those that refused. In a refusal, lines that would
-/// have passed are not reported. In shadow mode nothing is refused. `route` is that of a request,
-/// for limits that count refusals by it.
+/// have passed are not reported. In shadow mode nothing is refused. `parts` are those of a request
+/// to a layer, whose route is counted, too.
 #[inline(always)]
-pub(crate) fn observe<'a, 'r>(
+pub(crate) fn observe<'a>(
     decision: &Decision,
     lines: usize,
     line: impl Fn(usize) -> ChargedLine<'a>,
     shadow: bool,
-    route: impl Fn(&Tracker) -> Option<Cow<'r, str>>,
+    parts: Option<&Parts>,
 ) {
     // The first one outside of the loop, so that the compiler knows its place.
     let mut is_watched = note(decision, 0, line(0), shadow);
@@ -30,7 +30,7 @@ pub(crate) fn observe<'a, 'r>(
     }
     // After all lines were counted, since a closure of the app may panic.
     if is_watched {
-        watch(decision, (0..lines).map(line), route);
+        watch(decision, (0..lines).map(line), parts);
     }
 }
 
@@ -80,10 +80,10 @@ fn note_refused(account: Account<'_>, decision: &Decision, place: usize, shadow:
 
 /// Counts refused keys, for limits that count these, and warns of shares that lines have reached.
 #[inline(never)]
-fn watch<'a, 'r>(
+fn watch<'a>(
     decision: &Decision,
     lines: impl Iterator<Item = ChargedLine<'a>>,
-    route: impl Fn(&Tracker) -> Option<Cow<'r, str>>,
+    parts: Option<&Parts>,
 ) {
     for (place, (limiter, account, _)) in lines.enumerate().filter(|(_, of)| of.0.is_watched()) {
         let (key, quotas) = (account.key(), account.quotas());
@@ -96,7 +96,7 @@ fn watch<'a, 'r>(
             && let Some(weight) = tracker.weight(decision)
             && let Some(of) = decision.at(place)
         {
-            tracker.note(weight, key, quotas, &of, route(tracker).as_deref());
+            tracker.note(weight, key, quotas, &of, parts.map(route));
         }
     }
 }

@@ -15,7 +15,6 @@ use std::time::SystemTime;
 
 use foldhash::quality::RandomState;
 
-use super::limit::{RouteFn, Tracked};
 use crate::decision::{Decision, system_time};
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
@@ -38,8 +37,7 @@ pub struct Refused {
     pub total: u64,
     /// The keys that were refused, most often first.
     pub keys: Vec<RefusedKey>,
-    /// The same by what the closure of
-    /// [`track_refused_by`](crate::Limit::track_refused_by) returned, such as routes.
+    /// The routes of requests that a layer refused, most often first.
     pub routes: Vec<RefusedRoute>,
 }
 
@@ -69,7 +67,7 @@ pub struct RefusedKey {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RefusedRoute {
-    /// The route, as the closure returned it.
+    /// The path that axum matched, such as `/users/{id}`, or the first segment of another path.
     pub route: String,
     /// How many of its requests were refused, at most.
     pub count: u64,
@@ -81,7 +79,6 @@ pub struct RefusedRoute {
 
 /// Counts the refusals of a limit.
 pub(crate) struct Tracker {
-    route: Option<RouteFn>,
     /// Until when a flood is sampled.
     samples_until: AtomicI64,
     /// This quarter of an hour, and the one before.
@@ -96,20 +93,12 @@ struct Quarter {
 }
 
 impl Tracker {
-    pub(super) fn new(tracked: &Tracked) -> Self {
-        let routes = if tracked.route.is_some() { tracked.most } else { 0 };
-        let quarter = || Quarter {
-            number: i64::MIN,
-            keys: Hitters::new(tracked.most),
-            routes: Hitters::new(routes),
-        };
-        let (route, samples_until) = (tracked.route.clone(), AtomicI64::new(i64::MIN));
-        Self { route, samples_until, quarters: Mutex::new([quarter(), quarter()]) }
-    }
-
-    /// Finds the route of a request.
-    pub(crate) fn route(&self) -> Option<&RouteFn> {
-        self.route.as_ref()
+    /// Counts about `most` keys, and as many routes.
+    pub(super) fn new(most: usize) -> Self {
+        let quarter =
+            || Quarter { number: i64::MIN, keys: Hitters::new(most), routes: Hitters::new(most) };
+        let quarters = Mutex::new([quarter(), quarter()]);
+        Self { samples_until: AtomicI64::new(i64::MIN), quarters }
     }
 
     /// As how many a refusal counts, if it does.

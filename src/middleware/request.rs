@@ -481,13 +481,7 @@ impl<J> LimitedRequest<J> {
                     let line = (&charged.limiter, charged.account.as_account(), cost);
                     // First, since a hook of the app's may panic.
                     aside.note(&charged, Decision::clone(&decision));
-                    observe(
-                        &decision,
-                        1,
-                        |_| line,
-                        true,
-                        |tracker| Some(tracker.route()?(parts?)?.into()),
-                    );
+                    observe(&decision, 1, |_| line, true, parts);
                     if let Some((on_decision, parts)) = on_decision.zip(parts) {
                         on_decision(parts, &decision);
                     }
@@ -551,9 +545,7 @@ impl<J> LimitedRequest<J> {
     #[inline(always)]
     fn report(&self, parts: &Parts, decision: &Decision) {
         let line = |place| self.charged_line(self.line(place));
-        observe(decision, self.count(), line, self.is_shadow(), |tracker| {
-            Some(tracker.route()?(parts)?.into())
-        });
+        observe(decision, self.count(), line, self.is_shadow(), Some(parts));
         if let Some(on_decision) = &self.current.shared.options.on_decision {
             on_decision(parts, decision);
         }

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::Router;
 use axum::body::Body;
+use axum::routing::get;
 use futures_util::FutureExt;
 use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -140,12 +142,12 @@ async fn a_layer_of_several_limits_counts_each_by_its_own_key_and_shadows_too() 
         let limits = Limits::new([
             limit(2),
             Quota::per_hour(1).name("all").key(Key::global()).shadow(),
-            limit(9).name("never").track_refused_by(9, |parts| Some(parts.uri.path())),
+            limit(9).name("never").track_refused(9),
         ]);
         let untracked = limits.of("all").refused();
         assert!(untracked.is_none(), "a list of none would say that nobody is limited");
         let watched = Quota::per_hour(1).name("all").key(Key::global());
-        let watched = watched.shadow().track_refused_by(9, |parts| Some(parts.uri.path()));
+        let watched = watched.shadow().track_refused(9);
         let limits = Limits::new([limit(2), watched, limit(9).name("never")]);
         let limits = limits.store(TestStore::new(mood));
         let layer = FixedWindowLayer::new(&limits);
@@ -163,16 +165,14 @@ async fn a_layer_of_several_limits_counts_each_by_its_own_key_and_shadows_too() 
         // Shadow mode let two requests pass. The limit took no part in the refused one.
         let shadow = refused(limits.of("all"));
         assert_eq!((shadow.total, shadow.keys[0].key == Key::global()), (2, true), "{mood:?}");
-        assert_eq!((shadow.routes[0].route.as_str(), shadow.routes[0].count), ("/b", 2));
+        assert_eq!((shadow.routes[0].route.as_str(), shadow.routes[0].count), ("b", 2));
     }
 }
 
 #[tokio::test]
 async fn a_shadow_run_shows_that_one_bundle_of_files_is_what_would_be_refused() {
     for mood in ANSWERS {
-        let limit =
-            limit(10).shadow().track_refused_by(20, |parts| parts.uri.path().split('/').nth(1));
-        let api = limit.store(TestStore::new(mood));
+        let api = limit(10).shadow().track_refused(20).store(TestStore::new(mood));
         let layer = FixedWindowLayer::new(&api);
         for client in ["a", "b", "c"] {
             for file in 0..40 {
@@ -190,6 +190,39 @@ async fn a_shadow_run_shows_that_one_bundle_of_files_is_what_would_be_refused() 
         assert_eq!(ask(&layer, "/search", "a").await, 429);
         assert_eq!(refused(&api).routes[1].count, 4);
     }
+}
+
+#[tokio::test]
+async fn a_route_is_the_path_that_axum_matched_or_the_first_segment() {
+    let api = Limiter::new(limit(0));
+    let layer = FixedWindowLayer::new(&api);
+    for path in ["/", "/static/a.js", "/static", "/static/b/c.js?d=/e"] {
+        assert_eq!(ask(&layer, path, "a").await, 429);
+    }
+    let app = Router::new().route("/users/{id}", get(async || "a user")).layer(layer);
+    for path in ["/users/1", "/users/2", "/users/3", "/users/4"] {
+        let request = Request::get(path).header("x-key", "a").body(Body::empty()).expect("a path");
+        let Ok(response) = app.clone().oneshot(request).await;
+        assert_eq!(response.status(), 429);
+    }
+    let _ = api.check("a").await.expect("memory answers");
+    let list = refused(&api);
+    assert_eq!(list.total, 9, "without a request there is no route");
+    let routes: Vec<_> = list.routes.iter().map(|of| (of.route.as_str(), of.count)).collect();
+    assert_eq!(routes, [("/users/{id}", 4), ("static", 3), ("", 1)]);
+}
+
+#[tokio::test]
+async fn routes_are_as_many_as_keys_and_those_with_the_most_refusals() {
+    let api = Limiter::new(limit(0).track_refused(2));
+    let layer = FixedWindowLayer::new(&api);
+    for i in 0..60 {
+        let path = if i % 3 > 0 { "/popular".to_owned() } else { format!("/invented-{i}") };
+        assert_eq!(ask(&layer, &path, "a").await, 429);
+    }
+    let routes = refused(&api).routes;
+    assert_eq!(routes.len(), 2);
+    assert!(routes.iter().any(|of| of.route == "popular" && of.count >= 40));
 }
 
 #[tokio::test]
@@ -339,7 +372,7 @@ async fn keys_are_neither_in_debug_nor_in_logs_nor_in_metrics() {
     let handle = recorder.handle();
     let _guard = metrics::set_default_local_recorder(&recorder);
     let limit = Quota::per_hour(0).name("api").key_fn(|_| Some(Key::from(SECRET)));
-    let limit = limit.track_refused_by(9, |parts| Some(parts.uri.path()));
+    let limit = limit.track_refused(9);
     tracing::trace!(?limit, "made");
     let api = Limiter::new(limit);
     let layer = FixedWindowLayer::new(&api);
