@@ -254,15 +254,15 @@ impl LineState {
     /// has to wait. It is refused then if the line is full or the wait would be too long.
     pub(super) fn join(
         &mut self,
-        claim: &Claim,
+        claim: Claim,
         visit: &Visit<'_>,
     ) -> Result<(u64, bool), Box<Decision>> {
         let Visit { queue, now, .. } = *visit;
         let deadline = claim.arrived.checked_add(queue.max_wait);
         let mut request = Request {
             stage: Stage::Waits,
-            cost: claim.cost.clone(),
-            terms: Arc::clone(&claim.terms),
+            cost: claim.cost,
+            terms: claim.terms,
             arrived: claim.arrived,
             deadline: deadline.unwrap_or(now + Duration::from_secs(1 << 32)),
             next_poll: now,
@@ -351,9 +351,9 @@ impl LineState {
             };
             next_poll.max(arrived) + PATIENCE * rank
         } else {
-            let (soon, in_flight) = (now + SIGN_OF_LIFE, self.in_flight(visit));
-            match self.due(me, &in_flight, visit) {
-                Some(due) if due <= now && in_flight.0 < MAX_CHARGES => {
+            let (soon, (in_flight, tokens)) = (now + SIGN_OF_LIFE, self.in_flight(visit));
+            match self.due(me, in_flight, tokens, visit) {
+                Some(due) if due <= now && in_flight < MAX_CHARGES => {
                     return (Some(Turn::Ask), soon.min(last));
                 }
                 Some(due) if due <= now => soon,
@@ -364,7 +364,7 @@ impl LineState {
                     }
                     let due = due.unwrap_or(deadline);
                     // Those in flight may not be polled any more.
-                    if in_flight.0 > 0 { due.min(soon) } else { due }
+                    if in_flight > 0 { due.min(soon) } else { due }
                 }
             }
         };
@@ -373,10 +373,17 @@ impl LineState {
         (None, until)
     }
 
-    /// Returns when the first request that waits is due; `None`: never.
-    fn due(&self, me: u64, in_flight: &(u32, Tokens), visit: &Visit<'_>) -> Option<Instant> {
+    /// Returns when the first request that waits is due, behind these requests in flight with their
+    /// tokens; `None`: never.
+    fn due(
+        &self,
+        me: u64,
+        in_flight: u32,
+        mut tokens: Tokens,
+        visit: &Visit<'_>,
+    ) -> Option<Instant> {
         let Visit { queue, now, .. } = *visit;
-        let (request, (in_flight, mut tokens)) = (&self.requests[&me], in_flight.clone());
+        let request = &self.requests[&me];
         tokens.add(&request.cost);
         let Some(answer) = request.answer(&self.answer) else {
             // Without an answer, as many ask as a new window has room for.
