@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tower_fixed_window::store::{Account, Charge, Scope};
-use tower_fixed_window::{CountsFile, Key, MemoryStore, Quota, Quotas, Store};
+use tower_fixed_window::{Key, MemoryStore, Quota, Quotas, Store};
 
 const ROUNDS: usize = 9;
 
@@ -40,7 +40,7 @@ fn main() {
 
 fn measure(name: &str, path: &Path, Scale { keys, decisions }: &Scale) {
     let max_keys = keys + keys / 5;
-    let open = || CountsFile::new(path, Duration::MAX).max_keys(max_keys as usize).open();
+    let open = || MemoryStore::with_max_keys(max_keys as usize).saved_to(path, Duration::MAX);
     let mut store = open().expect("opens");
     (0..*keys).for_each(|key| ask(&store, key));
     let live = store.len();

@@ -41,9 +41,6 @@ pub use middleware::{
     RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
 pub use quota::{ParseQuotaError, Plan, Quota, QuotaError, Quotas, Weekday};
-#[cfg(feature = "saved")]
-#[cfg_attr(docsrs, doc(cfg(feature = "saved")))]
-pub use store::CountsFile;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::RedisStore;

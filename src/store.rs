@@ -29,9 +29,6 @@ pub(crate) use account::{OwnedAccount, instant};
 pub use adjust::{Adjust, OwnedAdjust};
 pub use charge::{Charge, OwnedCharge};
 pub use error::{OnStoreFailure, StoreError};
-#[cfg(feature = "saved")]
-#[cfg_attr(docsrs, doc(cfg(feature = "saved")))]
-pub use memory::CountsFile;
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]

@@ -12,7 +12,7 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{CountsFile, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas};
 
 const NOW_MS: u64 = 1_700_000_050_000;
 const KEYS: u8 = 24;
@@ -59,8 +59,8 @@ fn folder() -> &'static Path {
 }
 
 fn open(max_keys: u8, clock: &ManualClock) -> std::io::Result<MemoryStore> {
-    let file = CountsFile::new(folder().join("counts"), Duration::MAX);
-    file.max_keys(usize::from(max_keys) + 1).clock(clock.clone()).error_if_broken().open()
+    let store = MemoryStore::with_max_keys(usize::from(max_keys) + 1).clock(clock.clone());
+    store.error_if_broken().saved_to(folder().join("counts"), Duration::MAX)
 }
 
 fn limiters(store: &MemoryStore) -> [Limiter; 4] {

@@ -36,8 +36,6 @@ mod shard;
 mod time;
 
 #[cfg(feature = "saved")]
-pub use saved::CountsFile;
-#[cfg(feature = "saved")]
 use saved::Saver;
 
 use locked::{LockedShard, LockedShards};
@@ -104,6 +102,8 @@ struct Memory {
     max_keys: usize,
     /// When the overflow may be logged again.
     quiet_until: AtomicU64,
+    #[cfg(feature = "saved")]
+    error_if_broken: bool,
 }
 
 impl MemoryStore {

@@ -5,7 +5,7 @@ mod processes;
 mod random;
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tower_fixed_window::{
-    CountsFile, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Weekday,
+    Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Weekday,
 };
 
 use crate::{answer, charge};
@@ -46,12 +46,16 @@ impl Deploys {
         self.folder.path().join("counts")
     }
 
-    fn file(&self) -> CountsFile {
-        CountsFile::new(self.path(), Duration::MAX).max_keys(1_000).clock(self.clock.clone())
+    fn store(&self, max_keys: usize) -> MemoryStore {
+        MemoryStore::with_max_keys(max_keys).clock(self.clock.clone())
+    }
+
+    fn saved(&self, store: MemoryStore) -> io::Result<MemoryStore> {
+        store.saved_to(self.path(), Duration::MAX)
     }
 
     fn open(&self) -> MemoryStore {
-        self.file().open().expect("the file opens")
+        self.saved(self.store(1_000)).expect("the file opens")
     }
 
     fn limiter(&self, quotas: impl Into<Quotas>) -> Limiter {
@@ -214,7 +218,7 @@ fn a_reset_of_a_limit_beyond_those_noted_is_an_error_after_a_deploy_too() {
         [15, 16].map(|i| limiter(store, i).reset("alice").into_now().expect("at once").is_ok())
     };
     // With room for all, so that no key shares a count.
-    let open = || deploys.file().max_keys(10_000).open().expect("the file opens");
+    let open = || deploys.saved(deploys.store(10_000)).expect("the file opens");
     let store = open();
     for i in 0..17 {
         for ms in 1..=64 {
@@ -260,7 +264,7 @@ fn a_clock_that_went_back_between_save_and_load_grants_nothing() {
 fn a_full_store_waits_no_longer_than_a_window_for_a_clock_that_was_ahead() {
     let deploys = Deploys::new();
     deploys.clock.set_ms(NOW_MS + 400 * MONTH_MS);
-    let small = || deploys.file().max_keys(16).open().expect("the file opens");
+    let small = || deploys.saved(deploys.store(16)).expect("the file opens");
     let limiter = |store| Quota::per_minute(1).name("api").store(store);
     let ahead = limiter(small());
     (0..2_000).for_each(|key| drop(answer(ahead.check(key))));
@@ -305,7 +309,7 @@ fn keys_that_share_a_count_share_it_after_a_deploy() {
 fn a_store_of_another_size_has_all_counts_and_room_for_them() {
     for (first, second) in [(1_000, 200_000), (200_000, 1_000), (10, 1_000), (50_000, 10)] {
         let deploys = Deploys::new();
-        let open = |max_keys| deploys.file().max_keys(max_keys).open().expect("the file opens");
+        let open = |max_keys| deploys.saved(deploys.store(max_keys)).expect("the file opens");
         let limiter = |store| Quota::per_hour(3).name("api").store(store);
         // The second half of these fills a small store.
         let keys = 0..first.min(20_000) as u64 * 2;
@@ -335,7 +339,7 @@ fn a_store_of_another_size_has_all_counts_and_room_for_them() {
 #[test]
 fn a_larger_store_has_room_for_more_keys_and_a_smaller_one_takes_less_memory() {
     let deploys = Deploys::new();
-    let open = |max_keys| deploys.file().max_keys(max_keys).open().expect("the file opens");
+    let open = |max_keys| deploys.saved(deploys.store(max_keys)).expect("the file opens");
     let limiter = |store: &MemoryStore| Quota::per_hour(3).name("api").store(store.clone());
     let store = open(10);
     (0..10).for_each(|key| assert!(answer(limiter(&store).check(key)).allowed()));
@@ -361,7 +365,7 @@ fn a_save_while_keys_come_and_tables_grow_misses_none_of_those_before() {
     let keys = if std::env::var_os("FULL_SIZE").is_some() { 200_000 } else { 20_000 };
     let deploys = Deploys::new();
     for _ in 0..5 {
-        let store = deploys.file().max_keys(3 * keys as usize).open().expect("opens");
+        let store = deploys.saved(deploys.store(3 * keys as usize)).expect("opens");
         let limiter = |store: &MemoryStore| Quota::per_year(9).name("api").store(store.clone());
         let charged: [AtomicU64; THREADS as usize] = Default::default();
         std::thread::scope(|scope| {
@@ -379,8 +383,8 @@ fn a_save_while_keys_come_and_tables_grow_misses_none_of_those_before() {
                 let before: Vec<_> = charged.iter().map(|n| n.load(Ordering::Acquire)).collect();
                 store.save().expect("saves");
                 fs::copy(deploys.path(), &copy).expect("copied");
-                let loaded = CountsFile::new(&copy, Duration::MAX).max_keys(3 * keys as usize);
-                let loaded = loaded.clock(deploys.clock.clone()).open().expect("opens");
+                let loaded = deploys.store(3 * keys as usize).saved_to(&copy, Duration::MAX);
+                let loaded = loaded.expect("opens");
                 let limiter = limiter(&loaded);
                 for (thread, charged) in before.into_iter().enumerate() {
                     for key in (0..charged).map(|i| i * THREADS + thread as u64) {
@@ -420,10 +424,8 @@ fn save_saves_what_is_counted_so_far() {
     assert!(answer(limiter.check("alice")).allowed());
     // The copy stands for the file of a process that was killed here.
     fs::copy(deploys.path(), deploys.folder.path().join("copy")).expect("copied");
-    let copy = CountsFile::new(deploys.folder.path().join("copy"), Duration::MAX)
-        .clock(deploys.clock.clone())
-        .open()
-        .expect("the copy opens");
+    let copy = deploys.folder.path().join("copy");
+    let copy = deploys.store(1_000).saved_to(copy, Duration::MAX).expect("the copy opens");
     assert_eq!(used(&Quota::per_hour(3).name("api").store(copy), "alice"), [1]);
 }
 
@@ -442,7 +444,7 @@ fn the_file_is_saved_at_the_interval() {
 fn a_file_is_open_once() {
     let deploys = Deploys::new();
     let store = deploys.open();
-    let error = deploys.file().open().expect_err("it is open");
+    let error = deploys.saved(deploys.store(1_000)).expect_err("it is open");
     assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
     assert!(error.to_string().contains("another store has this file open"), "{error}");
     // By another name, too.
@@ -496,4 +498,20 @@ fn settings_that_make_no_sense_are_errors() {
     assert!(error.to_string().contains("no such folder"), "{error}");
     let error = MemoryStore::open("..", Duration::from_secs(1)).expect_err("a folder");
     assert!(!error.to_string().is_empty());
+}
+
+#[test]
+fn a_store_gets_one_file_and_before_it_is_cloned() {
+    let deploys = Deploys::new();
+    let store = deploys.store(10);
+    let _clone = store.clone();
+    assert!(catch_unwind(AssertUnwindSafe(|| deploys.saved(store))).is_err());
+    let store = deploys.open();
+    let other = deploys.folder.path().join("other");
+    let twice = AssertUnwindSafe(|| store.saved_to(other, Duration::MAX));
+    assert!(catch_unwind(twice).is_err());
+    // It has ended, and let go of the file.
+    drop(deploys.open());
+    let store = deploys.open();
+    assert!(catch_unwind(AssertUnwindSafe(|| store.error_if_broken())).is_err());
 }

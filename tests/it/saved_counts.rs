@@ -6,14 +6,14 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{CountsFile, ManualClock, MemoryStore, Quota};
+use tower_fixed_window::{ManualClock, MemoryStore, Quota};
 
 use crate::metrics_and_logs::{recorder, scraped};
 use crate::support::{Log, NOW_MS};
 
 fn open(path: &Path, now_ms: u64) -> MemoryStore {
-    let file = CountsFile::new(path, Duration::MAX).max_keys(1_000);
-    file.clock(ManualClock::at_ms(now_ms)).open().expect("opens")
+    let store = MemoryStore::with_max_keys(1_000).clock(ManualClock::at_ms(now_ms));
+    store.saved_to(path, Duration::MAX).expect("opens")
 }
 
 #[test]

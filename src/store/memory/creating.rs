@@ -35,13 +35,13 @@ impl MemoryStore {
     /// ```
     ///
     /// # Panics
-    /// If the store was cloned: the clones would have another time. If it has a file: `CountsFile`
-    /// takes the clock.
+    /// If the store was cloned: the clones would have another time. If it has a file: set the clock
+    /// before.
     #[must_use]
     #[track_caller]
     pub fn clock(mut self, clock: impl Clock) -> Self {
         let memory = Arc::get_mut(&mut self.memory);
-        let memory = memory.expect("a store's clock is set before the store is cloned");
+        let memory = memory.expect("a store's clock is set before the store is cloned or saved");
         memory.time = Time::Other(Box::new(clock));
         self
     }
@@ -60,6 +60,8 @@ impl MemoryStore {
             time,
             max_keys,
             quiet_until: AtomicU64::new(0),
+            #[cfg(feature = "saved")]
+            error_if_broken: false,
         })
     }
 

@@ -1,10 +1,9 @@
-//! Counts that outlive the process: [`CountsFile`].
+//! Counts that outlive the process: [`MemoryStore::open`].
 //!
 //! A thread saves them, at an interval, on request, and when the store is dropped. One process at a
 //! time has the file, and replaces it whole or not at all.
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Seek};
 use std::path::{Path, PathBuf};
@@ -18,149 +17,14 @@ use super::super::charged_quotas::ChargedQuotas;
 use super::super::sharded::seeds::Seeds;
 use super::super::sharded::{Sharded, shares};
 use super::format::{self, CHUNK, Saved};
-use super::time::Time;
 use super::{Memory, MemoryStore};
-use crate::clock::Clock;
 use crate::observe::{self, Saves};
-
-/// A file in which the counts of a [`MemoryStore`] outlive the process. [`MemoryStore::open`] is
-/// short for the usual one.
-///
-/// ```
-/// use std::time::Duration;
-/// use tower_fixed_window::testing::block_on;
-/// use tower_fixed_window::{CountsFile, Quota};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let folder = std::env::temp_dir().join(format!("tfw-file-{}", std::process::id()));
-/// # std::fs::create_dir_all(&folder)?;
-/// # let path = folder.join("counts");
-/// let file = || CountsFile::new(&path, Duration::from_secs(1)).max_keys(100_000);
-/// let limiter = || {
-///     let exports = Quota::per_month(3).name("exports");
-///     std::io::Result::Ok(exports.store(file().open()?))
-/// };
-///
-/// let first = limiter()?;
-/// assert_eq!(block_on(first.check("alice"))?.used(), 1);
-/// drop(first); // saves
-///
-/// let second = limiter()?; // another process, after a deploy
-/// assert_eq!(block_on(second.check("alice"))?.used(), 2);
-/// # drop(second);
-/// # std::fs::remove_dir_all(folder)?;
-/// # Ok(()) }
-/// ```
-pub struct CountsFile {
-    path: PathBuf,
-    every: Duration,
-    max_keys: usize,
-    time: Time,
-    error_if_broken: bool,
-}
-
-impl CountsFile {
-    /// The file at a path, saved at this interval. What was counted since the last save is lost if
-    /// the process is killed or the system stops: it may pass once more.
-    pub fn new(path: impl Into<PathBuf>, every: Duration) -> Self {
-        let (path, time) = (path.into(), Time::system());
-        Self { path, every, max_keys: 1_000_000, time, error_if_broken: false }
-    }
-
-    /// Sets the number of entries, as [`MemoryStore::with_max_keys`] does. It can differ from that
-    /// of the process before. If the file has more entries, the store has room for them.
-    ///
-    /// # Panics
-    /// If it is 0.
-    #[must_use]
-    #[track_caller]
-    pub fn max_keys(mut self, max_keys: usize) -> Self {
-        assert!(
-            max_keys > 0,
-            "a store of no keys can't count: write CountsFile::new(..).max_keys(100_000)"
-        );
-        self.max_keys = max_keys;
-        self
-    }
-
-    /// Reads another clock, for tests.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_fixed_window::{CountsFile, ManualClock};
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// # let folder = std::env::temp_dir().join(format!("tfw-clock-{}", std::process::id()));
-    /// # std::fs::create_dir_all(&folder)?;
-    /// # let path = folder.join("counts");
-    /// let clock = ManualClock::at_ms(1_700_000_040_000);
-    /// let store = CountsFile::new(&path, Duration::from_secs(1)).clock(clock.clone()).open()?;
-    /// assert!(store.is_empty());
-    /// # drop(store);
-    /// # std::fs::remove_dir_all(folder)
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn clock(mut self, clock: impl Clock) -> Self {
-        self.time = Time::Other(Box::new(clock));
-        self
-    }
-
-    /// Has [`open`](Self::open) fail if the file is of another version, damaged, or not a file of
-    /// counts. Without this, such a file is renamed to `.broken`, the log has the reason, and the
-    /// store starts empty.
-    #[must_use]
-    pub fn error_if_broken(mut self) -> Self {
-        self.error_if_broken = true;
-        self
-    }
-
-    /// Loads the counts, and starts the thread that saves them. Without a file, the store is empty.
-    ///
-    /// # Errors
-    /// If another store has the file open (`ErrorKind::ResourceBusy`), if the file can't be read,
-    /// or if there can be no file in its directory. If the interval is zero
-    /// (`ErrorKind::InvalidInput`). On systems other than Unix (`ErrorKind::Unsupported`).
-    pub fn open(self) -> io::Result<MemoryStore> {
-        let Self { path, every, max_keys, time, error_if_broken } = self;
-        if every.is_zero() {
-            let error = "an interval of zero would save all the time: a second is usual";
-            return Err(io::Error::new(ErrorKind::InvalidInput, error));
-        }
-        let mut file = LockedFile::lock(&path)?;
-        let name = file.path().display().to_string();
-        let now = time.now().at;
-        let found = match load(&file, max_keys, now) {
-            Err(reason) if reason.kind() == ErrorKind::InvalidData && !error_if_broken => {
-                let aside = file.set_aside()?;
-                observe::counts_broken(&reason, &aside.display());
-                None
-            }
-            found => found?,
-        };
-        let Saved { shards, buckets, counters, seeds, .. } = match found {
-            Some(saved) => saved,
-            None => {
-                let ((shards, buckets), seeds) = (shares(max_keys), Seeds::random());
-                let shards = Sharded::seeded(shards, seeds);
-                Saved { shards, buckets, counters: ChargedQuotas::default(), seeds, at: now }
-            }
-        };
-        let quiet_until = AtomicU64::new(0);
-        let memory = Memory { shards, buckets, counters, time, max_keys, quiet_until };
-        let mut store = MemoryStore::of(memory);
-        let memory = Arc::clone(&store.memory);
-        let save = move || file.replace(|out| format::write(&memory, seeds, out));
-        store.saver = Some(Arc::new(Saver::start(name, every, save)?));
-        Ok(store)
-    }
-}
 
 /// Reads the file, if there is one.
 fn load(file: &LockedFile, max_keys: usize, now: i64) -> io::Result<Option<Saved>> {
     let Some((input, len)) = file.open()? else { return Ok(None) };
     let mut input = BufReader::with_capacity(CHUNK, input);
-    let name = file.path().display();
+    let name = file.path.display();
     let read = |input: &mut BufReader<_>| {
         format::check(input, len)?;
         input.rewind()?;
@@ -175,11 +39,12 @@ fn load(file: &LockedFile, max_keys: usize, now: i64) -> io::Result<Option<Saved
 impl MemoryStore {
     /// Opens a store of a million entries whose counts outlive the process: it loads those of the
     /// file whose windows still run, and saves them at the interval, on [`save`](Self::save), and
-    /// when its last clone is dropped. [`CountsFile`] has options.
+    /// when its last clone is dropped. [`saved_to`](Self::saved_to) does so for a store with
+    /// another number of entries.
     ///
-    /// If the process is killed, what was counted since the last save may pass once more, for each
-    /// key at most its limit. One process at a time can have the file open. `docs/operating.md` has
-    /// the rest.
+    /// If the process is killed or the system stops, what was counted since the last save may pass
+    /// once more, for each key at most its limit. One process at a time can have the file open.
+    /// `docs/operating.md` has the rest.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -195,9 +60,96 @@ impl MemoryStore {
     /// ```
     ///
     /// # Errors
-    /// As [`CountsFile::open`].
+    /// As [`saved_to`](Self::saved_to).
     pub fn open(path: impl Into<PathBuf>, every: Duration) -> io::Result<Self> {
-        CountsFile::new(path, every).open()
+        Self::new().saved_to(path, every)
+    }
+
+    /// Loads the counts of a file into this new store, and saves them from now on, as
+    /// [`open`](Self::open) does. The number of entries can differ from that of the process before:
+    /// if the file has more, the store has room for them. Without a file, the store is empty.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_fixed_window::testing::block_on;
+    /// use tower_fixed_window::{MemoryStore, Quota};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = std::env::temp_dir().join(format!("tfw-file-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder)?;
+    /// # let path = folder.join("counts");
+    /// let limiter = || {
+    ///     let store = MemoryStore::with_max_keys(100_000).saved_to(&path, Duration::from_secs(1))?;
+    ///     std::io::Result::Ok(Quota::per_month(3).name("exports").store(store))
+    /// };
+    ///
+    /// let first = limiter()?;
+    /// assert_eq!(block_on(first.check("alice"))?.used(), 1);
+    /// drop(first); // saves
+    ///
+    /// let second = limiter()?; // another process, after a deploy
+    /// assert_eq!(block_on(second.check("alice"))?.used(), 2);
+    /// # drop(second);
+    /// # std::fs::remove_dir_all(folder)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If another store has the file open (`ErrorKind::ResourceBusy`), if the file can't be read,
+    /// or if there can be no file in its directory. If the interval is zero
+    /// (`ErrorKind::InvalidInput`). On systems other than Unix (`ErrorKind::Unsupported`).
+    ///
+    /// # Panics
+    /// If the store was cloned, or has a file already.
+    #[track_caller]
+    pub fn saved_to(self, path: impl Into<PathBuf>, every: Duration) -> io::Result<Self> {
+        let Some(Memory { time, max_keys, error_if_broken, .. }) = Arc::into_inner(self.memory)
+        else {
+            panic!("a store gets its file before it is cloned: write MemoryStore::open(..)")
+        };
+        if every.is_zero() {
+            let error = "an interval of zero would save all the time: a second is usual";
+            return Err(io::Error::new(ErrorKind::InvalidInput, error));
+        }
+        let mut file = LockedFile::lock(&path.into())?;
+        let name = file.path.display().to_string();
+        let now = time.now().at;
+        let found = match load(&file, max_keys, now) {
+            Err(reason) if reason.kind() == ErrorKind::InvalidData && !error_if_broken => {
+                let aside = file.set_aside()?;
+                observe::counts_broken(&reason, &aside.display());
+                None
+            }
+            found => found?,
+        };
+        let saved = found.unwrap_or_else(|| {
+            let ((shards, buckets), seeds) = (shares(max_keys), Seeds::random());
+            let shards = Sharded::seeded(shards, seeds);
+            Saved { shards, buckets, counters: ChargedQuotas::default(), seeds, at: now }
+        });
+        let Saved { shards, buckets, counters, seeds, .. } = saved;
+        let quiet_until = AtomicU64::new(0);
+        let memory =
+            Memory { shards, buckets, counters, time, max_keys, quiet_until, error_if_broken };
+        let mut store = Self::of(memory);
+        let memory = Arc::clone(&store.memory);
+        let save = move || file.replace(|out| format::write(&memory, seeds, out));
+        store.saver = Some(Arc::new(Saver::start(name, every, save)?));
+        Ok(store)
+    }
+
+    /// Has [`saved_to`](Self::saved_to) fail if the file is of another version, damaged, or not a
+    /// file of counts. Without this, such a file is renamed to `.broken`, the log has the reason,
+    /// and the store starts empty.
+    ///
+    /// # Panics
+    /// If the store was cloned, or has a file already.
+    #[must_use]
+    #[track_caller]
+    pub fn error_if_broken(mut self) -> Self {
+        let memory = Arc::get_mut(&mut self.memory);
+        memory.expect("this is set before the store gets its file").error_if_broken = true;
+        self
     }
 
     /// Saves all that is counted so far, and waits until it is on the disk. Call it when the
@@ -231,18 +183,6 @@ impl MemoryStore {
                 "this store has no file: write MemoryStore::open(path, interval)",
             )),
         }
-    }
-}
-
-impl fmt::Debug for CountsFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, every, max_keys, error_if_broken, .. } = self;
-        f.debug_struct("CountsFile")
-            .field("path", path)
-            .field("every", every)
-            .field("max_keys", max_keys)
-            .field("error_if_broken", error_if_broken)
-            .finish_non_exhaustive()
     }
 }
 
@@ -361,10 +301,6 @@ impl LockedFile {
             .and_then(|lock| exclusively(&lock).map(|()| lock));
         let lock = locked.map_err(|error| explain("lock", &beside, error))?;
         Ok(Self { path, lock, last: None })
-    }
-
-    fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Opens the file. Returns `None` if there is none.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use tower_fixed_window::{CountsFile, Limit, ManualClock, MemoryStore, Quota};
+use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
 
 use super::{Deploys, MINUTE_MS, NOW_MS, folder, used};
 use crate::answer;
@@ -22,7 +22,7 @@ pub(super) fn sum(bytes: &[u8]) -> [u8; 8] {
 /// The bytes of a file with counts of a few keys, some of which share a count.
 fn saved() -> Vec<u8> {
     let deploys = Deploys::new();
-    let store = deploys.file().max_keys(4).open().expect("opens");
+    let store = deploys.saved(deploys.store(4)).expect("opens");
     for quota in [Quota::per_hour(1), Quota::per_month(5).in_zone("Europe/Berlin")] {
         let limiter = Limit::new(quota).name("api").store(store.clone());
         (0..12).for_each(|key| drop(answer(limiter.check(key))));
@@ -36,7 +36,7 @@ fn saved() -> Vec<u8> {
 fn open(bytes: &[u8]) -> (String, MemoryStore, Deploys) {
     let deploys = Deploys::new();
     fs::write(deploys.path(), bytes).expect("written");
-    let error = deploys.file().error_if_broken().open().expect_err("it is broken");
+    let error = deploys.saved(deploys.store(1_000).error_if_broken()).expect_err("it is broken");
     assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
     assert_eq!(fs::read(deploys.path()).expect("still there"), bytes);
     let store = deploys.open();
@@ -141,7 +141,7 @@ fn a_reset_fails_where_a_time_zone_is_not_known_any_more() {
     let at = bytes.windows(zone.len()).position(|found| found == zone).expect("in a quota");
     let deploys = Deploys::new();
     fs::write(deploys.path(), changed(&bytes, at, b"Europe/Bonn!!")).expect("written");
-    let store = deploys.file().max_keys(4).error_if_broken().open().expect("all else is there");
+    let store = deploys.saved(deploys.store(4).error_if_broken()).expect("all else is there");
     let limiter = Quota::per_hour(1).name("api").store(store);
     assert!(limiter.reset("unheard of").into_now().expect("at once").is_err());
 }
@@ -186,14 +186,14 @@ fn a_file_of_another_program_is_kept() {
 fn what_is_no_file_is_an_error() {
     let deploys = Deploys::new();
     fs::create_dir(deploys.path()).expect("a folder");
-    let error = deploys.file().open().expect_err("a folder");
+    let error = deploys.saved(deploys.store(1_000)).expect_err("a folder");
     assert!(error.to_string().ends_with("/counts: it is not a file"), "{error}");
     fs::remove_dir(deploys.path()).expect("empty");
 
     // No process writes to the pipe, so opening it would block for ever.
     let made = Command::new("mkfifo").arg(deploys.path()).status().expect("mkfifo runs");
     assert!(made.success());
-    let error = deploys.file().open().expect_err("a pipe");
+    let error = deploys.saved(deploys.store(1_000)).expect_err("a pipe");
     assert!(error.to_string().ends_with("/counts: it is not a file"), "{error}");
 }
 
@@ -287,8 +287,8 @@ fn a_full_disk_keeps_the_file_of_before() {
     };
     let clock = ManualClock::at_ms(NOW_MS);
     let open = || {
-        let file = CountsFile::new(disk.0.path().join("counts"), Duration::MAX);
-        file.clock(clock.clone()).open().expect("opens")
+        let store = MemoryStore::new().clock(clock.clone());
+        store.saved_to(disk.0.path().join("counts"), Duration::MAX).expect("opens")
     };
     let limiter = |store: &MemoryStore| Quota::per_hour(3).name("api").store(store.clone());
     let store = open();
@@ -316,8 +316,8 @@ fn a_full_disk_keeps_the_file_of_before() {
 fn a_file_of_the_first_release_is_still_read() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("core/saved/first.counts");
     if std::env::var_os("WRITE_GOLDEN").is_some() {
-        let file = CountsFile::new(&golden, Duration::MAX).max_keys(10);
-        let store = file.clock(ManualClock::at_ms(NOW_MS)).open().expect("opens");
+        let store = MemoryStore::with_max_keys(10).clock(ManualClock::at_ms(NOW_MS));
+        let store = store.saved_to(&golden, Duration::MAX).expect("opens");
         for (quota, cost) in golden_counts() {
             let limiter = Limit::new(quota).name("golden").store(store.clone());
             assert!(answer(limiter.check_cost("alice", cost)).allowed());
@@ -325,7 +325,7 @@ fn a_file_of_the_first_release_is_still_read() {
     }
     let deploys = Deploys::new();
     fs::copy(golden, deploys.path()).expect("copied");
-    let store = deploys.file().error_if_broken().open().expect("this build reads it");
+    let store = deploys.saved(deploys.store(1_000).error_if_broken()).expect("this build reads it");
     for (quota, cost) in golden_counts() {
         let limiter = Limit::new(quota).name("golden").store(store.clone());
         assert_eq!(used(&limiter, "alice"), [cost], "{quota}");

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tower_fixed_window::{CountsFile, Limit, Limiter, MemoryStore, Quota};
+use tower_fixed_window::{Limit, Limiter, MemoryStore, Quota};
 
 use super::folder;
 use crate::answer;
@@ -189,7 +189,7 @@ fn limiter(store: &MemoryStore) -> Limiter {
 /// Charges without end, and prints the counts before and after each save.
 fn load(file: &Path) {
     let every = Duration::from_micros(300);
-    let store = CountsFile::new(file, every).max_keys(1_000).error_if_broken().open();
+    let store = MemoryStore::with_max_keys(1_000).error_if_broken().saved_to(file, every);
     let store = store.expect("what a killed process leaves is whole");
     let limiter = limiter(&store);
     let mut charged = 0_u64;
@@ -234,7 +234,8 @@ fn a_process_that_is_killed_at_any_of_200_moments_loses_no_more_than_since_its_l
         let child = child("load", &file).spawn().expect("the child runs");
         let said = kill_after(child, fastrand::usize(..60), fastrand::u64(..200_000));
         let (saved, charged) = (last(&said, "saved "), last(&said, "charged "));
-        let store = CountsFile::new(&file, Duration::MAX).max_keys(1_000).error_if_broken().open();
+        let store = MemoryStore::with_max_keys(1_000).error_if_broken();
+        let store = store.saved_to(&file, Duration::MAX);
         let limiter = limiter(&store.unwrap_or_else(|error| panic!("after kill {kill}: {error}")));
         let used = |key| answer(limiter.peek(key)).usage().iter().map(|u| u.used()).collect();
         let after: Vec<u64> = (0..KEYS).flat_map(|key| -> Vec<u64> { used(key) }).collect();

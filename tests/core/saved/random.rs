@@ -9,9 +9,7 @@ use fastrand::Rng;
 use harness::{Operation, forward_to_memory};
 use proptest::prelude::*;
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{
-    CountsFile, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
-};
+use tower_fixed_window::{Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
 use tower_fixed_window_conformance::{TOGETHER_VECTORS, VECTORS, replay};
 
 use super::{MINUTE_MS, NOW_MS, folder};
@@ -19,8 +17,8 @@ use crate::trace::*;
 use crate::{answer, charge};
 
 fn open(path: &Path, max_keys: usize, clock: &ManualClock) -> MemoryStore {
-    let file = CountsFile::new(path, Duration::MAX).max_keys(max_keys).clock(clock.clone());
-    file.open().expect("the file opens")
+    let store = MemoryStore::with_max_keys(max_keys).clock(clock.clone());
+    store.saved_to(path, Duration::MAX).expect("the file opens")
 }
 
 proptest! {
