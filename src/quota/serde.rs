@@ -1,55 +1,27 @@
 //! Quotas in configuration files: as text, as tables and as lists.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::str::FromStr;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor,
+};
 use serde::ser::{Serialize, Serializer};
 
-use super::{Plan, Quota, QuotaError, Quotas, text};
+use super::{ParseQuotaError, Plan, Quota, QuotaError, Quotas, text};
 
-/// A type that a configuration file may contain.
-trait InFile: FromStr<Err: fmt::Display> + From<Quota> {
-    const EXPECTED: &str;
-
-    /// Returns `None` if the type can't be a list.
-    fn from_list(quotas: Quotas) -> Option<Self>;
+/// Reads a type that a configuration file may contain.
+struct QuotaVisitor<T> {
+    expected: &'static str,
+    /// `None` if the type can't be a list.
+    from_list: Option<fn(Quotas) -> T>,
 }
 
-impl InFile for Quota {
-    const EXPECTED: &str = "a quota such as \"100/hour\", or a table with limit and window";
-
-    fn from_list(_: Quotas) -> Option<Self> {
-        None
-    }
-}
-
-impl InFile for Quotas {
-    const EXPECTED: &str =
-        "a quota such as \"100/hour\", a table with limit and window, or a list of these";
-
-    fn from_list(quotas: Quotas) -> Option<Self> {
-        Some(quotas)
-    }
-}
-
-impl InFile for Plan {
-    const EXPECTED: &str =
-        "\"unlimited\", a quota such as \"100/hour\", a table with limit and window, or a list";
-
-    fn from_list(quotas: Quotas) -> Option<Self> {
-        Some(quotas.into())
-    }
-}
-
-struct QuotaVisitor<T>(PhantomData<T>);
-
-impl<'de, T: InFile> Visitor<'de> for QuotaVisitor<T> {
+impl<'de, T: FromStr<Err = ParseQuotaError> + From<Quota>> Visitor<'de> for QuotaVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(T::EXPECTED)
+        f.write_str(self.expected)
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
@@ -59,16 +31,17 @@ impl<'de, T: InFile> Visitor<'de> for QuotaVisitor<T> {
     fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<T, A::Error> {
         let (mut limit, mut window) = (None, None);
         while let Some(key) = table.next_key::<String>()? {
-            match key.replace('_', "-").as_str() {
-                "limit" | "max-requests" if limit.is_some() => {
-                    return Err(A::Error::duplicate_field("limit"));
+            let twice = match key.replace('_', "-").as_str() {
+                "limit" | "max-requests" => {
+                    limit.replace(table.next_value::<u64>()?).map(|_| "limit")
                 }
-                "window" | "window-size" if window.is_some() => {
-                    return Err(A::Error::duplicate_field("window"));
+                "window" | "window-size" => {
+                    window.replace(table.next_value_seed(WindowText)?).map(|_| "window")
                 }
-                "limit" | "max-requests" => limit = Some(table.next_value::<u64>()?),
-                "window" | "window-size" => window = Some(table.next_value::<WindowText>()?.0),
                 _ => return Err(A::Error::unknown_field(&key, &["limit", "window"])),
+            };
+            if let Some(field) = twice {
+                return Err(A::Error::duplicate_field(field));
             }
         }
         let limit = limit.ok_or_else(|| A::Error::missing_field("limit"))?;
@@ -87,35 +60,38 @@ impl<'de, T: InFile> Visitor<'de> for QuotaVisitor<T> {
         while let Some(quota) = list.next_element()? {
             quotas = quotas.try_and(quota).map_err(A::Error::custom)?;
         }
-        T::from_list(quotas).ok_or_else(|| A::Error::invalid_type(Unexpected::Seq, &self))
+        let from_list =
+            self.from_list.ok_or_else(|| A::Error::invalid_type(Unexpected::Seq, &self))?;
+        Ok(from_list(quotas))
     }
 }
 
-/// The text of a window in a table. A unit is required, since a number alone means seconds in some
-/// programs and milliseconds in others.
-struct WindowText(String);
+/// Reads the text of a window in a table. A unit is required, since a number alone means seconds in
+/// some programs and milliseconds in others.
+struct WindowText;
 
-impl<'de> Deserialize<'de> for WindowText {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct AnyText;
+impl<'de> DeserializeSeed<'de> for WindowText {
+    type Value = String;
 
-        impl Visitor<'_> for AnyText {
-            type Value = WindowText;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a window with its unit, such as \"60s\"")
-            }
+impl Visitor<'_> for WindowText {
+    type Value = String;
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<WindowText, E> {
-                Ok(WindowText(text.to_owned()))
-            }
-        }
-        deserializer.deserialize_str(AnyText)
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a window with its unit, such as \"60s\"")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
     }
 }
 
 macro_rules! in_files {
-    ($($t:ty),*) => {$(
+    ($($t:ty, $from_list:expr, $expected:literal;)*) => {$(
         impl Serialize for $t {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_str(self)
@@ -124,14 +100,21 @@ macro_rules! in_files {
 
         impl<'de> Deserialize<'de> for $t {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let visitor = QuotaVisitor { expected: $expected, from_list: $from_list };
                 // Binary formats don't say which type comes next. They contain serialized text.
                 match deserializer.is_human_readable() {
-                    true => deserializer.deserialize_any(QuotaVisitor(PhantomData)),
-                    false => deserializer.deserialize_str(QuotaVisitor(PhantomData)),
+                    true => deserializer.deserialize_any(visitor),
+                    false => deserializer.deserialize_str(visitor),
                 }
             }
         }
     )*};
 }
 
-in_files!(Quota, Quotas, Plan);
+in_files! {
+    Quota, None, "a quota such as \"100/hour\", or a table with limit and window";
+    Quotas, Some(|quotas| quotas),
+        "a quota such as \"100/hour\", a table with limit and window, or a list of these";
+    Plan, Some(Plan::from),
+        "\"unlimited\", a quota such as \"100/hour\", a table with limit and window, or a list";
+}
