@@ -634,6 +634,16 @@ impl fmt::Display for CounterName {
     }
 }
 
+/// Where [`fnv_1a`] begins.
+pub(crate) const FNV_1A: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a of 64 bits: the hash after further bytes.
+#[inline]
+pub(crate) fn fnv_1a(hash: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
+    let add = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    bytes.into_iter().fold(hash, add)
+}
+
 /// MurmurHash3's 64-bit finalizer.
 pub(crate) const fn fmix64(mut x: u64) -> u64 {
     x ^= x >> 33;

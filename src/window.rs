@@ -5,7 +5,7 @@
 //! The rules' arithmetic is only in this file. A store that works elsewhere (a script in Redis)
 //! mirrors it, and the conformance suite compares the two.
 
-use crate::quota::{Anchor, Calendar, Quota, Span, fmix64};
+use crate::quota::{Anchor, Calendar, FNV_1A, Quota, Span, fmix64, fnv_1a};
 
 /// The last instant, and the largest count: everything saturates here (S11).
 pub(crate) const MAX: i64 = Quota::MAX_TOKENS as i64;
@@ -465,9 +465,5 @@ fn end(start: i64, quota: &Quota) -> i64 {
 /// Returns the shift of a staggered grid for a scope and an encoded key: FNV-1a, finished by
 /// MurmurHash3's fmix64 (S2). The shift is the same on every node, for ever.
 pub(crate) fn stagger(scope: &str, key: &[u8]) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in scope.bytes().chain(key.iter().copied()) {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    }
-    fmix64(hash)
+    fmix64(fnv_1a(FNV_1A, scope.bytes().chain(key.iter().copied())))
 }

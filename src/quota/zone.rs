@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use super::QuotaError;
+use super::{FNV_1A, QuotaError, fnv_1a};
 
 pub(super) const DAY: i64 = 86_400;
 /// More seconds than any clock is away from UTC.
@@ -113,11 +113,7 @@ impl Zone {
 
 /// Returns the number of a zone, from its name: counters that outlive the process are found by it.
 fn zone_id(name: &str) -> u64 {
-    // FNV-1a of 64 bits.
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    (hash >> 24) + 1
+    (fnv_1a(FNV_1A, name.bytes()) >> 24) + 1
 }
 
 /// Returns by how many days, whole cycles, a day is moved so that the database knows its rules.

@@ -24,24 +24,24 @@ pub(super) struct ChargedQuotas {
     noted: Mutex<NotedScopes>,
 }
 
-#[derive(Default)]
-struct NotedScopes {
-    scopes: HashMap<u64, NotedScope>,
+#[derive(Clone, Default)]
+pub(super) struct NotedScopes {
+    pub(super) scopes: HashMap<u64, NotedScope>,
     count: usize,
     /// `true` if further scopes were not noted.
-    others: bool,
+    pub(super) others: bool,
 }
 
-#[derive(Default)]
-struct NotedScope {
-    quotas: Vec<Quota>,
+#[derive(Clone, Default)]
+pub(super) struct NotedScope {
+    pub(super) quotas: Vec<Quota>,
     /// `true` if further counters were not noted.
-    others: bool,
+    pub(super) others: bool,
 }
 
 impl Default for ChargedQuotas {
     fn default() -> Self {
-        Self { marks: array::from_fn(|_| AtomicU64::new(0)), noted: Mutex::default() }
+        NotedScopes::default().into()
     }
 }
 
@@ -89,7 +89,8 @@ impl ChargedQuotas {
 }
 
 impl NotedScopes {
-    fn add_counter(&mut self, scope: u64, quota: &Quota) -> bool {
+    /// Notes a counter of a scope, and returns `false` if there are too many.
+    pub(super) fn add_counter(&mut self, scope: u64, quota: &Quota) -> bool {
         let room = self.count < MAX_OF_ALL;
         if !room && !self.scopes.contains_key(&scope) {
             self.others = true;
@@ -109,35 +110,16 @@ impl NotedScopes {
     }
 }
 
-/// The quotas that a scope is charged under, to be kept in a file.
-#[cfg(feature = "saved")]
-pub(super) struct ChargedScope {
-    pub(super) scope: u64,
-    pub(super) quotas: Vec<Quota>,
-    /// `true` if these are not all.
-    pub(super) others: bool,
-}
-
 #[cfg(feature = "saved")]
 impl ChargedQuotas {
-    /// Returns the counters of all scopes, and whether further scopes were not noted.
-    pub(super) fn all(&self) -> (Vec<ChargedScope>, bool) {
-        let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        let charged = noted.scopes.iter().map(|(&scope, NotedScope { quotas, others })| {
-            ChargedScope { scope, quotas: quotas.clone(), others: *others }
-        });
-        (charged.collect(), noted.others)
+    /// Returns what is noted, to be saved.
+    pub(super) fn all(&self) -> NotedScopes {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
 
-    /// Restores the counters from a file.
-    pub(super) fn restored(all: Vec<ChargedScope>, others: bool) -> Self {
-        let mut noted = NotedScopes { others, ..NotedScopes::default() };
-        for ChargedScope { scope, quotas, others } in all {
-            quotas.iter().for_each(|quota| _ = noted.add_counter(scope, quota));
-            if others {
-                noted.scopes.entry(scope).or_default().others = true;
-            }
-        }
-        Self { noted: Mutex::new(noted), ..Self::default() }
+impl From<NotedScopes> for ChargedQuotas {
+    fn from(noted: NotedScopes) -> Self {
+        Self { marks: array::from_fn(|_| AtomicU64::new(0)), noted: Mutex::new(noted) }
     }
 }

@@ -20,14 +20,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-use super::super::charged_quotas::{ChargedQuotas, ChargedScope};
+use super::super::charged_quotas::{ChargedQuotas, NotedScope, NotedScopes};
 use super::super::sharded::seeds::Seeds;
 use super::super::sharded::{MAX_SHARDS, Sharded, share};
 use super::super::table::{Bucket, Entry, WAYS};
 use super::Memory;
 use super::locked::LockedShard;
 use super::shard::{Count, Part, Shard, Times};
-use crate::quota::Quota;
+use crate::quota::{FNV_1A, Quota, fnv_1a};
 use crate::window::MAX;
 
 const MAGIC: [u8; 8] = *b"tfwcount";
@@ -48,34 +48,17 @@ pub(super) struct Saved {
     pub(super) at: i64,
 }
 
-/// FNV-1a of 64 bits.
-struct Sum(u64);
-
-impl Sum {
-    const SIZE: u64 = 8;
-
-    fn new() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-
-    fn add(&mut self, bytes: &[u8]) {
-        self.0 = bytes
-            .iter()
-            .fold(self.0, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3));
-    }
-}
-
 /// Writes the entries whose windows run, one shard after the other. A charge waits for at most the
 /// copy of a few buckets. Returns the checksum of all but the time, which comes last.
 pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::Result<u64> {
     let now = memory.time.now().at;
-    let mut sum = Sum::new();
+    let mut sum = FNV_1A;
     let mut bytes = Vec::with_capacity(CHUNK);
     let mut flush = |bytes: &mut Vec<u8>| {
-        sum.add(bytes);
+        sum = fnv_1a(sum, bytes.iter().copied());
         let written = out.write_all(bytes);
         bytes.clear();
-        written.map(|()| sum.0)
+        written.map(|()| sum)
     };
 
     bytes.extend(MAGIC);
@@ -144,10 +127,10 @@ fn write_bucket(bucket: &Bucket<Count>, now: i64, bytes: &mut Vec<u8>) {
 
 /// Writes the windows of each scope as text, as configuration files have them.
 fn write_counters(counters: &ChargedQuotas, bytes: &mut Vec<u8>) {
-    let (charged, others) = counters.all();
+    let NotedScopes { scopes, others, .. } = counters.all();
     bytes.push(others.into());
-    bytes.extend((charged.len() as u32).to_le_bytes());
-    for ChargedScope { scope, quotas, others } in charged {
+    bytes.extend((scopes.len() as u32).to_le_bytes());
+    for (scope, NotedScope { quotas, others }) in scopes {
         bytes.extend(scope.to_le_bytes());
         bytes.push(others.into());
         bytes.extend((quotas.len() as u32).to_le_bytes());
@@ -167,8 +150,9 @@ fn broken(reason: impl Into<String>) -> io::Error {
 /// Checks that these are all bytes of a file of this version, unchanged.
 pub(super) fn check(input: &mut impl Read, len: u64) -> io::Result<()> {
     let short = || broken("it is cut short");
-    let mut rest = len.checked_sub(Sum::SIZE).filter(|rest| *rest > 0).ok_or_else(short)?;
-    let (mut sum, mut chunk) = (Sum::new(), vec![0; CHUNK]);
+    let mut rest =
+        len.checked_sub(size_of::<u64>() as u64).filter(|rest| *rest > 0).ok_or_else(short)?;
+    let (mut sum, mut chunk) = (FNV_1A, vec![0; CHUNK]);
     let mut is_first = true;
     while rest > 0 {
         let chunk = &mut chunk[..rest.min(CHUNK as u64) as usize];
@@ -183,11 +167,11 @@ pub(super) fn check(input: &mut impl Read, len: u64) -> io::Result<()> {
                 None => return Err(short()),
             }
         }
-        sum.add(chunk);
+        sum = fnv_1a(sum, chunk.iter().copied());
         rest -= chunk.len() as u64;
     }
     match Input(input).u64()? {
-        at_end if at_end != sum.0 => Err(broken("it is cut short or damaged")),
+        at_end if at_end != sum => Err(broken("it is cut short or damaged")),
         _ => Ok(()),
     }
 }
@@ -281,20 +265,21 @@ impl<R: Read> Input<'_, R> {
     }
 
     fn counters(&mut self) -> io::Result<ChargedQuotas> {
-        let others = self.flag()?;
-        let mut all = Vec::new();
+        let mut noted = NotedScopes::default();
+        noted.others = self.flag()?;
         for _ in 0..self.u32()? {
             let (scope, mut others) = (self.u64()?, self.flag()?);
-            let mut quotas = Vec::new();
             for _ in 0..self.u32()? {
                 match self.quota()? {
-                    Some(quota) => quotas.push(quota),
+                    Some(quota) => _ = noted.add_counter(scope, &quota),
                     None => others = true,
                 }
             }
-            all.push(ChargedScope { scope, quotas, others });
+            if others {
+                noted.scopes.entry(scope).or_default().others = true;
+            }
         }
-        Ok(ChargedQuotas::restored(all, others))
+        Ok(noted.into())
     }
 
     fn flag(&mut self) -> io::Result<bool> {
