@@ -248,7 +248,7 @@ impl Limits {
     /// # Errors
     /// The same as those of [`check`](Self::check).
     pub fn charge<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Result<Receipt, RateLimited>> {
-        self.charge_for_receipt(lines.as_ref(), |charge| charge)
+        Reply::of(self.charge_for_receipt(lines.as_ref(), |charge| charge))
     }
 
     /// Takes the cost of each line, also from later windows as far as the quotas allow
@@ -280,7 +280,7 @@ impl Limits {
         &self,
         lines: impl AsRef<[Line<'a>]>,
     ) -> Reply<Result<Receipt, RateLimited>> {
-        self.charge_for_receipt(lines.as_ref(), |charge| charge.reserving())
+        Reply::of(self.charge_for_receipt(lines.as_ref(), |charge| charge.reserving()))
     }
 
     /// Refunds a [charge](Self::charge) of all its limits: to each quota until the window of the
@@ -291,7 +291,7 @@ impl Limits {
     pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
         let receipt = receipt.into();
         let all = (0..receipt.lines.len()).map(|place| (place, 0)).collect();
-        self.correct_costs(&receipt, all)
+        Reply::of(self.correct_costs(&receipt, all))
     }
 
     /// Sets the true costs of a charge, by the names of the limits. Limits that are not named keep
@@ -319,25 +319,28 @@ impl Limits {
                 }
             }
         }
-        self.correct_costs(&receipt, costs)
+        Reply::of(self.correct_costs(&receipt, costs))
     }
 
     /// Corrects the lines at these places.
-    fn correct_costs(&self, receipt: &Receipt, costs: Vec<(usize, u64)>) -> Reply<()> {
+    fn correct_costs(
+        &self,
+        receipt: &Receipt,
+        costs: Vec<(usize, u64)>,
+    ) -> Result<Reply<()>, StoreError> {
+        const ELSEWHERE: &str = "a receipt belongs to the limits of its names: settle it there";
+
         let mut lines = Vec::new();
         for (place, cost) in costs {
             let line = &receipt.lines[place];
-            let Some(limiter) = self.find(line.scope().name()) else {
-                return Reply::from(Err(StoreError::new(
-                    "a receipt belongs to the limits of its names: settle it there",
-                )));
-            };
+            let limiter = self.find(line.scope().name());
+            let limiter = limiter.ok_or_else(|| StoreError::new(ELSEWHERE))?;
             // A line whose store failed has no decision, and took nothing.
             lines.extend(receipt.decision.at(place).map(|of| (limiter, line, of, cost)));
         }
         let settled =
             lines.into_iter().map(|(limiter, line, of, cost)| limiter.settle_line(line, &of, cost));
-        Reply::all(settled.collect())
+        Ok(Reply::all(settled.collect()))
     }
 
     /// Returns the limiter of each line.
@@ -405,16 +408,11 @@ impl Limits {
         &self,
         lines: &[Line<'_>],
         configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
-    ) -> Reply<Result<Receipt, RateLimited>> {
+    ) -> Result<Reply<Result<Receipt, RateLimited>>, StoreError> {
+        let limiters = self.limiters_of(lines)?;
         // Found once: the receipt is of the quotas that decide.
-        let found = self.limiters_of(lines).and_then(|limiters| {
-            let quotas = lines.iter().zip(limiters).map(|(line, limiter)| line.quotas_of(limiter));
-            Ok((limiters, quotas.collect::<Result<Vec<_>, _>>()?))
-        });
-        let (limiters, quotas) = match found {
-            Ok(found) => found,
-            Err(error) => return Reply::from(Err(error)),
-        };
+        let quotas = lines.iter().zip(limiters).map(|(line, limiter)| line.quotas_of(limiter));
+        let quotas = quotas.collect::<Result<Vec<_>, _>>()?;
         let receipt = lines.iter().zip(limiters).zip(&quotas).map(|((line, limiter), quotas)| {
             let account = Account::new(limiter.scope(), quotas, &line.key).to_owned();
             let own = line.quotas.is_some() || limiter.has_own_quotas(&line.key);
@@ -422,7 +420,7 @@ impl Limits {
         });
         let receipt = receipt.collect();
         let reply = self.charge_under(lines, limiters, |place| &quotas[place], configure);
-        reply.map(|decision| Receipt::of(receipt, decision))
+        Ok(reply.map(|decision| Receipt::of(receipt, decision)))
     }
 }
 
@@ -652,21 +650,19 @@ fn charge_elsewhere<'a>(
     limiter: impl Fn(usize) -> &'a Limiter + Copy,
     charge: Charge<'_>,
 ) -> Reply<Decision> {
-    let mut reply = store.charge(charge);
-    match reply.as_now() {
-        Some(Ok(decision)) => note_decision(decision, limiter, charge, true),
-        Some(Err(_)) => {}
-        None => {
-            let others = (1..charge.len()).map(|place| limiter(place).clone());
-            let (first, others) = (limiter(0).clone(), others.collect::<Vec<_>>());
-            let charge = charge.to_owned();
-            reply.map_in_place(move |decision| {
-                let limiter = |place| if place == 0 { &first } else { &others[place - 1] };
-                note_decision(decision, limiter, charge.as_charge(), false);
-            });
-        }
+    let note = |decision: &mut Decision| note_decision(decision, limiter, charge, true);
+    let mut reply = store.charge(charge).noted(note);
+    if reply.as_now().is_some() {
+        return reply;
     }
-    reply
+    let others = (1..charge.len()).map(|place| limiter(place).clone());
+    let (first, others) = (limiter(0).clone(), others.collect::<Vec<_>>());
+    let charge = charge.to_owned();
+    reply.map(move |mut decision| {
+        let limiter = |place| if place == 0 { &first } else { &others[place - 1] };
+        note_decision(&mut decision, limiter, charge.as_charge(), false);
+        decision
+    })
 }
 
 /// Reports a decision that was not made for a layer, and adds to a refusal what a response needs.

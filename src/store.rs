@@ -233,6 +233,16 @@ macro_rules! forward_store {
 forward_store!([S: Store + ?Sized] Arc<S>, self => (**self));
 forward_store!([S: Store + ?Sized] Box<S>, self => (**self));
 
+impl dyn Store {
+    /// Returns the tokens that a decision has taken.
+    pub(crate) fn give_back(&self, account: Account<'_>, decision: &Decision) -> Reply<()> {
+        match decision.granted() {
+            0 => Reply::now(()),
+            taken => self.adjust(Adjust::refund(account, taken, decision)),
+        }
+    }
+}
+
 impl fmt::Debug for dyn Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Store")

@@ -206,7 +206,7 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
-        self.charge_for_receipt(&key.into(), cost, |charge| charge)
+        Reply::of(self.charge_for_receipt(&key.into(), cost, |charge| charge))
     }
 
     /// Takes `cost` tokens, also from later windows as far as the quotas allow
@@ -239,7 +239,7 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
-        self.charge_for_receipt(&key.into(), cost, |charge| charge.reserving())
+        Reply::of(self.charge_for_receipt(&key.into(), cost, |charge| charge.reserving()))
     }
 
     /// Refunds a [charge](Self::charge): to each quota until the window of the tokens has ended.
@@ -311,10 +311,7 @@ impl Limiter {
 
     /// Returns what was taken by a charge that was not reported.
     pub(crate) fn give_back(&self, account: Account<'_>, decision: &Decision) -> Reply<()> {
-        match decision.granted() {
-            0 => Reply::now(()),
-            taken => self.store.adjust(Adjust::refund(account, taken, decision)),
-        }
+        self.store.give_back(account, decision)
     }
 
     /// Warns of the share that tokens beyond a charge have reached. A peek shows where they have
@@ -487,15 +484,12 @@ impl Limiter {
         key: &Key,
         cost: u64,
         configure: impl FnOnce(Charge<'_>) -> Charge<'_>,
-    ) -> Reply<Result<Receipt, RateLimited>> {
-        let quotas = match self.quotas_now(key) {
-            Ok(quotas) => quotas,
-            Err(error) => return Reply::from(Err(error)),
-        };
+    ) -> Result<Reply<Result<Receipt, RateLimited>>, StoreError> {
+        let quotas = self.quotas_now(key)?;
         let account = Account::new(&self.scope, &quotas, key);
         let reply = self.send(configure(Charge::new(account, cost)));
         let line = ReceiptLine { account: account.to_owned(), own: self.has_own_quotas(key) };
-        reply.map(|decision| Receipt::of(vec![line], decision))
+        Ok(reply.map(|decision| Receipt::of(vec![line], decision)))
     }
 }
 

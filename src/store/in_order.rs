@@ -10,7 +10,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::Store;
-use super::adjust::Adjust;
 use super::charge::{Charge, OwnedCharge};
 use super::error::StoreError;
 use super::reply::Reply;
@@ -184,8 +183,9 @@ impl SequentialCharge {
         let charge = self.charge.as_charge();
         let taken =
             charge.each().zip(passed).filter_map(|(line, decision)| Some((line, decision?)));
-        self.returning
-            .extend(taken.map(|(line, decision)| give_back(&*self.store, line, &decision)));
+        let returned =
+            taken.map(|(line, decision)| self.store.give_back(line.account(), &decision));
+        self.returning.extend(returned);
     }
 
     /// Lets the tokens of a call in flight be returned when it has its answer.
@@ -195,7 +195,7 @@ impl SequentialCharge {
         let store = Arc::clone(&self.store);
         let returned = Reply::later(async move {
             let decision = reply.await?;
-            give_back(&*store, charge.as_charge(), &decision).await
+            store.give_back(charge.as_charge().account(), &decision).await
         });
         returned.detach();
     }
@@ -215,14 +215,6 @@ fn merge(decided: &[Option<Decision>]) -> Decision {
         decision.iter().for_each(|decision| merging.push_at(place, decision.clone()));
     }
     merging.done()
-}
-
-/// Returns the tokens that a decision has taken.
-fn give_back(store: &dyn Store, charge: Charge<'_>, decision: &Decision) -> Reply<()> {
-    match decision.granted() {
-        0 => Reply::now(()),
-        taken => store.adjust(Adjust::refund(charge.account(), taken, decision)),
-    }
 }
 
 /// Returns how much time is left until a deadline.

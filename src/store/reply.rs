@@ -45,6 +45,11 @@ impl<T> Reply<T> {
         Self(When::Later(Box::pin(future)))
     }
 
+    /// Returns the reply, or one that has failed since it could not be made.
+    pub(crate) fn of(made: Result<Self, StoreError>) -> Self {
+        made.unwrap_or_else(|error| Self::from(Err(error)))
+    }
+
     /// Converts the value of the reply.
     pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
     where
@@ -53,26 +58,6 @@ impl<T> Reply<T> {
         match self.into_now() {
             Ok(answer) => Reply::from(answer.map(f)),
             Err(later) => Reply::later(async { later.await.map(f) }),
-        }
-    }
-
-    /// Changes the value of the reply.
-    pub(crate) fn map_in_place(&mut self, change: impl FnOnce(&mut T) + Send + 'static)
-    where
-        T: Send + 'static,
-    {
-        match &mut self.0 {
-            When::Now(Some(Ok(value))) => change(value),
-            When::Now(_) => {}
-            later => {
-                let reply = Self(mem::replace(later, When::Now(None)));
-                *later = Reply::later(async {
-                    let mut value = reply.await?;
-                    change(&mut value);
-                    Ok(value)
-                })
-                .0;
-            }
         }
     }
 
@@ -143,10 +128,10 @@ impl Reply<()> {
                 }
                 Poll::Pending => true,
             });
-            match later.is_empty() {
-                true => Poll::Ready(mem::replace(&mut answer, Ok(()))),
-                false => Poll::Pending,
+            if !later.is_empty() {
+                return Poll::Pending;
             }
+            Poll::Ready(mem::replace(&mut answer, Ok(())))
         }))
     }
 }
