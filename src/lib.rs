@@ -24,7 +24,6 @@ pub mod store;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod timer;
 mod window;
 
 pub use clock::{Clock, ManualClock, SystemClock};

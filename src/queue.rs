@@ -43,8 +43,7 @@ use crate::decision::MAX_LIMITS;
 use crate::key::Key;
 use crate::limits::Limits;
 use crate::quota::{Quota, Quotas};
-use crate::sync::{self, Mutex};
-use crate::timer::Instant;
+use crate::sync::{self, Instant, Mutex};
 
 mod line;
 mod place;

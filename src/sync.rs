@@ -1,4 +1,5 @@
-//! The lock and the atomics of the memory store, replaced by shuttle's when a model of it is run.
+//! Locks, atomics and timers. A model of the memory store has shuttle's lock and atomics. Tests
+//! pause the clock of tokio's timers; without the feature `tokio` nothing waits.
 
 use std::sync::{PoisonError, TryLockError};
 
@@ -7,6 +8,16 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 
 #[cfg(tfw_shuttle)]
 pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
+
+/// A monotonic instant.
+#[cfg(not(feature = "tokio"))]
+pub(crate) use std::time::Instant;
+#[cfg(feature = "tokio")]
+pub(crate) use tokio::time::Instant;
+#[cfg(feature = "tokio")]
+pub(crate) use with_tokio::{Runtime, Sleep};
+#[cfg(not(feature = "tokio"))]
+pub(crate) use without_tokio::{Runtime, Sleep};
 
 /// Locks a mutex under which nothing panics. If something did, the counters would still be valid.
 #[inline(always)]
@@ -41,5 +52,107 @@ pub(crate) struct AtEnd<F: Fn()>(pub(crate) F);
 impl<F: Fn()> Drop for AtEnd<F> {
     fn drop(&mut self) {
         (self.0)();
+    }
+}
+
+#[cfg(feature = "tokio")]
+mod with_tokio {
+    use std::cell::Cell;
+    use std::future::Future;
+    use std::panic::catch_unwind;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+    use std::time::Duration;
+
+    use tokio::runtime::Handle;
+    use tokio::time;
+
+    use super::Instant;
+
+    /// The runtime of this thread, to enter it later, perhaps on a thread without one.
+    pub(crate) struct Runtime(Option<Handle>);
+
+    impl Runtime {
+        pub(crate) fn current() -> Self {
+            Self(Handle::try_current().ok())
+        }
+
+        /// Runs `f` in this runtime, unless the thread is in a runtime already.
+        pub(crate) fn run(&self, f: impl FnOnce()) {
+            let missing = self.0.as_ref().filter(|_| Handle::try_current().is_err());
+            let _entered = missing.map(Handle::enter);
+            f();
+        }
+    }
+
+    pub(crate) struct Sleep(Pin<Box<time::Sleep>>);
+
+    impl Sleep {
+        pub(crate) fn until(instant: Instant) -> Self {
+            Self(Box::pin(time::sleep_until(instant)))
+        }
+
+        /// Returns `None` outside of a runtime, and in one without timers.
+        pub(crate) fn try_new(duration: Duration) -> Option<Self> {
+            thread_local! {
+                static HAS_NO_TIMERS: Cell<bool> = const { Cell::new(false) };
+            }
+            if Handle::try_current().is_err() || HAS_NO_TIMERS.get() {
+                return None;
+            }
+            // Without timers tokio panics, and its message has the line to write: once per thread.
+            let sleep = catch_unwind(|| Self::until(Instant::now() + duration)).ok();
+            HAS_NO_TIMERS.set(sleep.is_none());
+            sleep
+        }
+
+        pub(crate) fn set(&mut self, until: Instant) {
+            if self.0.deadline() != until {
+                self.0.as_mut().reset(until);
+            }
+        }
+
+        pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+            self.0.as_mut().poll(cx)
+        }
+    }
+}
+
+#[cfg(not(feature = "tokio"))]
+mod without_tokio {
+    use std::task::{Context, Poll};
+    use std::time::Duration;
+
+    use super::Instant;
+
+    pub(crate) struct Runtime;
+
+    impl Runtime {
+        pub(crate) fn current() -> Self {
+            Self
+        }
+
+        pub(crate) fn run(&self, f: impl FnOnce()) {
+            f();
+        }
+    }
+
+    /// A sleep that never ends.
+    pub(crate) struct Sleep;
+
+    impl Sleep {
+        pub(crate) fn try_new(_: Duration) -> Option<Self> {
+            None
+        }
+
+        pub(crate) fn until(_: Instant) -> Self {
+            Self
+        }
+
+        pub(crate) fn set(&mut self, _: Instant) {}
+
+        pub(crate) fn poll(&mut self, _: &mut Context<'_>) -> Poll<()> {
+            Poll::Pending
+        }
     }
 }

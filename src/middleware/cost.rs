@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::observe;
-use crate::timer::Runtime;
+use crate::sync::Runtime;
 
 /// The true cost of a request: model tokens, bytes, rows. The handler puts it into the extensions
 /// of the response, and the layer corrects the charges of its [settled](crate::Limit::settled)

@@ -31,7 +31,7 @@ use crate::limits::{ChargedLine, Limiter, observe};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{Account, Charge, Reply, StoreError};
-use crate::timer::Instant;
+use crate::sync::Instant;
 
 mod correction;
 mod waiting;

@@ -24,7 +24,7 @@ use http::request::Parts;
 use http::{Method, Version};
 use http_body::Body;
 
-use crate::timer::{Instant, Sleep};
+use crate::sync::{Instant, Sleep};
 
 /// The most bytes that are read. Beyond that, the 429 is not worth the traffic.
 const MAX_BYTES: u64 = 16 << 20;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Claim, Queue, Terms, Tokens};
 use crate::decision::Decision;
 use crate::store::StoreError;
-use crate::timer::Instant;
+use crate::sync::Instant;
 
 /// The precision of timers and of the store's clock.
 const TICK: Duration = Duration::from_millis(1);

@@ -7,8 +7,7 @@ use super::line::{LineState, Turn, Visit};
 use super::{Claim, Queue, Terms, WaitingLine};
 use crate::decision::Decision;
 use crate::store::StoreError;
-use crate::sync;
-use crate::timer::Sleep;
+use crate::sync::{self, Sleep};
 
 /// The place of a request in its line. Dropping it removes the request.
 pub(crate) struct Place {

@@ -14,7 +14,7 @@ use super::charge::{Charge, OwnedCharge};
 use super::error::StoreError;
 use super::reply::Reply;
 use crate::decision::{Decision, Merging};
-use crate::timer::{Instant, Sleep};
+use crate::sync::{Instant, Sleep};
 
 /// Charges all lines, in one step if the store can do that.
 #[inline(never)]

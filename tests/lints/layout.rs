@@ -19,7 +19,7 @@ const CRATES: [(&str, &[&str]); 12] = [
     ("metrics", &["observe"]),
     ("redis", &["store/redis"]),
     ("rustls", &["store/redis"]),
-    ("tokio", &["store", "timer"]),
+    ("tokio", &["store", "sync"]),
     ("tower_layer", &["middleware", "testing"]),
     ("tracing", &["observe"]),
 ];

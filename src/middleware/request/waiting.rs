@@ -12,7 +12,7 @@ use crate::middleware::rejection::Reason;
 use crate::middleware::service::Current;
 use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
 use crate::store::{Reply, StoreError};
-use crate::timer::Instant;
+use crate::sync::Instant;
 
 /// A request's place in the queue, and its charge.
 pub(super) struct Waiting {

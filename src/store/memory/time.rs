@@ -27,7 +27,7 @@ impl Time {
     /// In the simulated network, the system's clock begins with each store.
     #[cfg(tfw_sim)]
     pub(super) fn system() -> Self {
-        struct Simulated(crate::timer::Instant);
+        struct Simulated(crate::sync::Instant);
 
         impl Clock for Simulated {
             fn now_ms(&self) -> u64 {
@@ -35,7 +35,7 @@ impl Time {
             }
         }
 
-        Self::Other(Box::new(Simulated(crate::timer::Instant::now())))
+        Self::Other(Box::new(Simulated(crate::sync::Instant::now())))
     }
 
     /// The exact time.

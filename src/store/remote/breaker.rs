@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::super::error::StoreError;
-use crate::sync::{self, AtEnd, Mutex};
-use crate::timer::Instant;
+use crate::sync::{self, AtEnd, Instant, Mutex};
 
 /// Consecutive failures before the breaker opens, of calls that are sent one after the other.
 const FAILURES: u32 = 5;

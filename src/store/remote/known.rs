@@ -17,8 +17,8 @@ use super::super::table::{Entry, Found, Slot, Table};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
+use crate::sync::Instant;
 use crate::sync::{self, Mutex, MutexGuard};
-use crate::timer::Instant;
 use crate::window::{MAX, State};
 
 /// Counts: some 30 MB.

@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::super::error::StoreError;
-use crate::sync::{self, Mutex};
-use crate::timer::Instant;
+use crate::sync::{self, Instant, Mutex};
 
 /// The store is back when it has answered for this time without a failure.
 const STEADY: Duration = Duration::from_secs(1);
