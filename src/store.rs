@@ -20,11 +20,10 @@ mod memory;
 mod redis;
 mod remote;
 mod reply;
-mod scope;
 mod sharded;
 mod table;
 
-pub use account::Account;
+pub use account::{Account, Scope};
 pub(crate) use account::{OwnedAccount, instant};
 pub use adjust::{Adjust, OwnedAdjust};
 pub use charge::{Charge, OwnedCharge};
@@ -35,7 +34,6 @@ pub use memory::MemoryStore;
 pub use redis::RedisStore;
 pub use remote::Remote;
 pub use reply::Reply;
-pub use scope::Scope;
 
 pub use crate::window::State;
 

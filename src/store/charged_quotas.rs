@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::scope::Scope;
+use super::account::Scope;
 use crate::quota::Quota;
 use crate::sync::Mutex;
 

@@ -11,13 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Store;
-use super::account::Account;
+use super::account::{Account, Scope};
 use super::adjust::Adjust;
 use super::charge::Charge;
 use super::charged_quotas::ChargedQuotas;
 use super::error::StoreError;
 use super::reply::Reply;
-use super::scope::Scope;
 use super::sharded::Sharded;
 use crate::decision::Decision;
 use crate::key::Key;

@@ -11,13 +11,12 @@ use redis::aio::ConnectionLike;
 use redis::cluster_async::{ClusterConnection, Connect};
 use redis::{Client, IntoConnectionInfo, RedisResult};
 
-use super::account::Account;
+use super::account::{Account, Scope};
 use super::charge::Charge;
 #[cfg(feature = "testing")]
 use super::error::OnStoreFailure;
 use super::error::StoreError;
 use super::remote::Remote;
-use super::scope::Scope;
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::key::Key;

@@ -38,13 +38,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Store;
-use super::account::Account;
+use super::account::{Account, Scope};
 use super::adjust::Adjust;
 use super::charge::Charge;
 use super::error::{OnStoreFailure, StoreError};
 use super::memory::MemoryStore;
 use super::reply::Reply;
-use super::scope::Scope;
 use crate::decision::{Decision, Merging};
 use crate::key::Key;
 use crate::observe::{self, Meanwhile, UnderWay};

@@ -13,7 +13,7 @@ use foldhash::quality::RandomState;
 #[cfg(all(feature = "saved", not(any(tfw_sim, tfw_shuttle))))]
 use foldhash::quality::SeedableRandomState as RandomState;
 
-use super::scope::Scope;
+use super::account::Scope;
 use super::table::WAYS;
 use crate::key::Key;
 use crate::quota::Quota;

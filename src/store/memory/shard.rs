@@ -1,8 +1,7 @@
 //! A shard: the part of a store in memory that is under one lock. Its table has entries of single
 //! keys, and its overflow has entries that several keys share once the table is full.
 
-use super::super::account::{Account, shift};
-use super::super::scope::Scope;
+use super::super::account::{Account, Scope, shift};
 use super::super::sharded::fingerprint;
 use super::super::table::{Bucket, Entry, Found, Slot, Table};
 use super::time::Reading;

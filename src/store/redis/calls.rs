@@ -15,13 +15,12 @@ use crate::clock::{Clock, SystemClock};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::store::Store;
-use crate::store::account::instant;
+use crate::store::account::{Scope, instant};
 use crate::store::adjust::Adjust;
 use crate::store::charge::Charge;
 use crate::store::error::StoreError;
 use crate::store::remote::InTime;
 use crate::store::reply::Reply;
-use crate::store::scope::Scope;
 use crate::sync::{self, AtEnd};
 
 mod call;

@@ -246,8 +246,7 @@ mod tests {
     use super::*;
     use crate::key::Key;
     use crate::quota::Quota;
-    use crate::store::account::Account;
-    use crate::store::scope::Scope;
+    use crate::store::account::{Account, Scope};
 
     /// What a server may answer, garbage included, is a decision or an error. The arithmetic is
     /// checked for overflows here.

@@ -9,9 +9,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::super::account::Account;
+use super::super::account::{Account, Scope};
 use super::super::charge::Charge;
-use super::super::scope::Scope;
 use super::super::sharded::{Sharded, fingerprint, shares};
 use super::super::table::{Entry, Found, Slot, Table};
 use crate::decision::Decision;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 
-use super::super::scope::Scope;
+use super::super::account::Scope;
 use super::{Aligned, Sharded, fingerprint, hash};
 use crate::key::Key;
 use crate::quota::{Quota, Weekday};

@@ -11,10 +11,9 @@ use super::ONE;
 use crate::clock::{Clock, SystemClock};
 use crate::key::Key;
 use crate::quota::{Anchor, Boundaries, Calendar, Quota};
-use crate::store::account::{Account, instant};
+use crate::store::account::{Account, Scope, instant};
 use crate::store::adjust::{Adjust, TokenChange};
 use crate::store::charge::Charge;
-use crate::store::scope::Scope;
 use crate::sync;
 
 /// Stand in place of the grid of quotas that have none.
