@@ -13,7 +13,6 @@ mod account;
 mod adjust;
 mod charge;
 mod charged_quotas;
-mod error;
 mod in_order;
 mod memory;
 #[cfg(feature = "redis")]
@@ -27,13 +26,12 @@ pub use account::{Account, Scope};
 pub(crate) use account::{OwnedAccount, instant};
 pub use adjust::{Adjust, OwnedAdjust};
 pub use charge::{Charge, OwnedCharge};
-pub use error::{OnStoreFailure, StoreError};
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use redis::RedisStore;
 pub use remote::Remote;
-pub use reply::Reply;
+pub use reply::{OnStoreFailure, Reply, StoreError};
 
 pub use crate::window::State;
 

@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use super::Store;
 use super::charge::{Charge, OwnedCharge};
-use super::error::StoreError;
-use super::reply::Reply;
+use super::reply::{Reply, StoreError};
 use crate::decision::{Decision, Merging};
 use crate::sync::{Instant, Sleep};
 

@@ -13,10 +13,10 @@ use redis::{Client, IntoConnectionInfo, RedisResult};
 
 use super::account::{Account, Scope};
 use super::charge::Charge;
-#[cfg(feature = "testing")]
-use super::error::OnStoreFailure;
-use super::error::StoreError;
 use super::remote::Remote;
+#[cfg(feature = "testing")]
+use super::reply::OnStoreFailure;
+use super::reply::StoreError;
 #[cfg(feature = "testing")]
 use crate::clock::Clock;
 use crate::key::Key;

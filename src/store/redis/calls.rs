@@ -18,9 +18,8 @@ use crate::store::Store;
 use crate::store::account::{Scope, instant};
 use crate::store::adjust::Adjust;
 use crate::store::charge::Charge;
-use crate::store::error::StoreError;
 use crate::store::remote::InTime;
-use crate::store::reply::Reply;
+use crate::store::reply::{Reply, StoreError};
 use crate::sync::{self, AtEnd};
 
 mod call;

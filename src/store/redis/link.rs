@@ -35,7 +35,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use super::connect::{NEVER, silence};
-use crate::store::error::StoreError;
+use crate::store::reply::StoreError;
 
 mod origin;
 mod shards;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::super::error::StoreError;
+use super::super::reply::StoreError;
 use crate::sync::{self, AtEnd, Instant, Mutex};
 
 /// Consecutive failures before the breaker opens, of calls that are sent one after the other.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::super::error::StoreError;
+use super::super::reply::StoreError;
 use crate::sync::{self, Instant, Mutex};
 
 /// The store is back when it has answered for this time without a failure.

@@ -15,7 +15,7 @@ use super::super::script::rights::{self, missing_command};
 use super::super::script::{Answer, MANY, MergedCall, ONE};
 use super::failure::{late_error, store_error, unsent_error};
 use super::gather::QueuedQuestion;
-use crate::store::error::StoreError;
+use crate::store::reply::StoreError;
 
 /// What a server answers that does not have the script of a call. Nothing was done then.
 const MISSING_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);

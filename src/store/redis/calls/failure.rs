@@ -10,7 +10,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use super::super::connect::describe_tls_refusal;
 use super::super::connect::{FULL, SILENT};
 use super::super::script::rights::missing_command;
-use crate::store::error::StoreError;
+use crate::store::reply::StoreError;
 
 const LATE: &str = "Redis did not answer in time";
 const UNREACHABLE: &str = "Redis can't be reached";
