@@ -223,7 +223,12 @@ impl<'a> Parser<'a> {
                 3 => quota.capacity = self.number(A_NUMBER)?,
                 4 => quota.max_reserved = self.number(A_NUMBER)?,
                 _ => {
-                    let value = self.argument_start()?;
+                    let end = self.at;
+                    self.skip_space();
+                    let value = self.at;
+                    if value == end {
+                        return self.expected("a space");
+                    }
                     let on_calendar = match option {
                         5 => quota.starting_on(self.first_day()?),
                         _ => quota.in_named_zone(self.zone()?),
@@ -236,25 +241,11 @@ impl<'a> Parser<'a> {
                     })?;
                 }
             }
-            if option > STARTING_AT {
-                self.check_capacity(at, &quota)?;
+            let sum = quota.capacity.saturating_add(quota.max_reserved);
+            if quota.capacity < quota.limit || sum > Quota::MAX_TOKENS {
+                return Err(self.invalid(at, QuotaError::Capacity));
             }
         }
-    }
-
-    fn check_capacity(&self, at: usize, quota: &Quota) -> Parsed<()> {
-        let sum = quota.capacity.checked_add(quota.max_reserved);
-        match sum {
-            Some(0..=Quota::MAX_TOKENS) if quota.capacity >= quota.limit => Ok(()),
-            _ => Err(self.invalid(at, QuotaError::Capacity)),
-        }
-    }
-
-    /// Skips the space before an option's argument, and returns where the argument begins.
-    fn argument_start(&mut self) -> Parsed<usize> {
-        let end = self.at;
-        self.skip_space();
-        if self.at == end { self.expected("a space") } else { Ok(self.at) }
     }
 
     /// Parses `sunday`, `day 15` or `04-06`.
