@@ -23,7 +23,6 @@ mod refused;
 pub(crate) use limit::{CostFn, PlanFn};
 pub use limit::{IntoLimit, Limit, NearLimit};
 pub use limiter::Limiter;
-use limiter::UNNAMED;
 pub(crate) use live::InForce;
 pub(crate) use observer::{ChargedLine, observe};
 pub use refused::{Refused, RefusedKey, RefusedRoute};
@@ -154,8 +153,10 @@ impl Limits {
         let store = AnyStore::new(store);
         let limits = self.limits.iter().map(|limit| limit.moved_to(store.clone()));
         let this = Self { limits: limits.collect(), store };
-        assert!(this.limits.iter().all(Limiter::can_be_found), "{UNNAMED}");
-        this.limits.iter().for_each(|limiter| mistakes::note_name(id.clone(), limiter.live()));
+        // A closure would not show the caller's line.
+        for limiter in this.iter() {
+            limiter.check_name(id.clone());
+        }
         this
     }
 
@@ -375,8 +376,7 @@ impl Limits {
         };
         let all = || lines.iter().zip(limiters);
         if all().all(|(line, limiter)| line.quotas.is_some() || limiter.is_unchanged()) {
-            let quotas =
-                |place: usize| lines[place].quotas.unwrap_or(limiters[place].first_quotas());
+            let quotas = |place: usize| lines[place].quotas.unwrap_or(&limiters[place].quotas);
             return self.charge_under(lines, limiters, quotas, configure);
         }
         match all().map(|(line, limiter)| line.quotas_of(limiter)).collect::<Result<Vec<_>, _>>() {
@@ -632,7 +632,7 @@ pub(crate) fn charge_lines<'a>(
                 |of: Ruling| Reply::now(of.into_decision(limiter(0).scope().limit_name()));
             let reply = match memory.rule(charge) {
                 Ok(ruling) if ruling.passed() => {
-                    limiter(0).note_passed(charge.cost());
+                    observer::note_passed(limiter(0).scope(), charge.cost(), false);
                     return decided(ruling);
                 }
                 Ok(ruling) => decided(ruling),

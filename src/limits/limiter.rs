@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::live::{Changes, Live, UNKNOWN};
 use super::refused::Refused;
-use super::{Limit, Receipt, ReceiptLine, charge_lines, mistakes, observer};
+use super::{Limit, Receipt, ReceiptLine, charge_lines, mistakes};
 use crate::decision::{Decision, KeptRefuser, RateLimited, system_time};
 use crate::key::Key;
 use crate::observe::Change;
@@ -49,7 +49,7 @@ use crate::store::{
 pub struct Limiter {
     scope: Scope,
     /// The quotas of this handle's generation of [`Live`].
-    quotas: Quotas,
+    pub(super) quotas: Quotas,
     generation: u64,
     /// `true` if warnings and counts of refused keys look at decisions.
     is_watched: bool,
@@ -59,10 +59,6 @@ pub struct Limiter {
     /// many with quotas of their own.
     refuser: OnceLock<Option<KeptRefuser>>,
 }
-
-/// The advice if counters [can't be found](Limiter::can_be_found).
-pub(crate) const UNNAMED: &str = "a rate limit on a shared store needs a name, or its counters \
-    can't be found: write Quota::per_minute(5).name(\"login\").store(..)";
 
 impl Limiter {
     /// Creates a limiter that counts in memory, in a store of its own. [`Limit::store`] creates one
@@ -144,9 +140,16 @@ impl Limiter {
         self.store.is_shared()
     }
 
-    /// Returns whether other processes find the counters: a shared store needs a name.
-    pub(crate) fn can_be_found(&self) -> bool {
-        !self.is_shared() || !self.scope.name().is_empty()
+    /// Checks that other processes find the counters of a shared store, and that the counters of a
+    /// store with this [identity](mistakes::identity) have one limit.
+    #[track_caller]
+    pub(super) fn check_name(&self, id: Option<String>) {
+        assert!(
+            !self.is_shared() || !self.name().is_empty(),
+            "a rate limit on a shared store needs a name, or its counters can't be found: write \
+             Quota::per_minute(5).name(\"login\").store(..)"
+        );
+        mistakes::note_name(id, &self.live);
     }
 
     /// Takes one token.
@@ -403,12 +406,6 @@ impl Limiter {
         self.is_watched
     }
 
-    /// The quotas that this handle was made with.
-    #[inline]
-    pub(crate) fn first_quotas(&self) -> &Quotas {
-        &self.quotas
-    }
-
     /// The quotas of a charge that names none.
     #[inline]
     pub(crate) fn quotas_now(&self, key: &Key) -> Result<Cow<'_, Quotas>, StoreError> {
@@ -457,19 +454,8 @@ impl Limiter {
             };
             &changed
         };
-        self.send(configure(Charge::new(Account::new(&self.scope, quotas, key), cost)))
-    }
-
-    /// Makes a charge of one line, and reports it.
-    #[inline(always)]
-    fn send(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let charge = configure(Charge::new(Account::new(&self.scope, quotas, key), cost));
         charge_lines(&self.store, |_| self, charge)
-    }
-
-    /// Reports that a charge of one line has passed.
-    #[inline(always)]
-    pub(crate) fn note_passed(&self, tokens: u64) {
-        observer::note_passed(&self.scope, tokens, false);
     }
 
     /// Returns what refusals note of this limiter, for charges under its own quotas.
@@ -487,7 +473,8 @@ impl Limiter {
     ) -> Result<Reply<Result<Receipt, RateLimited>>, StoreError> {
         let quotas = self.quotas_now(key)?;
         let account = Account::new(&self.scope, &quotas, key);
-        let reply = self.send(configure(Charge::new(account, cost)));
+        let charge = configure(Charge::new(account, cost));
+        let reply = charge_lines(&self.store, |_| self, charge);
         let line = ReceiptLine { account: account.to_owned(), own: self.has_own_quotas(key) };
         Ok(reply.map(|decision| Receipt::of(vec![line], decision)))
     }
@@ -732,8 +719,7 @@ impl Limit {
     pub fn store(self, store: impl Store) -> Limiter {
         let id = mistakes::identity(&store);
         let limiter = Limiter::in_store(self, AnyStore::new(store));
-        assert!(limiter.can_be_found(), "{UNNAMED}");
-        mistakes::note_name(id, limiter.live());
+        limiter.check_name(id);
         limiter
     }
 }

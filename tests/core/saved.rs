@@ -481,7 +481,7 @@ fn limits_on_such_a_store_have_a_name() {
     let store = deploys.open();
     let build = || Limit::new(Quota::per_hour(3)).store(store);
     let unnamed = catch_unwind(AssertUnwindSafe(build));
-    let told = *unnamed.expect_err("no name").downcast::<String>().expect("text");
+    let told = *unnamed.expect_err("no name").downcast::<&str>().expect("text");
     assert!(told.contains(".name("), "{told}");
 }
 
