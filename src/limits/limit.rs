@@ -290,7 +290,11 @@ impl Limit {
     where
         F: Fn(&NearLimit<'_>) + Send + Sync + 'static,
     {
-        self.warnings.push(Warning::new(percent, warn));
+        assert!(
+            (1..=100).contains(&percent),
+            "{percent}% is no share of a limit: write .warn_at(80, ..)"
+        );
+        self.warnings.push(Warning { percent, warn: Arc::new(warn) });
         self
     }
 
@@ -373,8 +377,14 @@ impl Limit {
 
     /// Warns of the shares that the last `taken` tokens of a decision have reached.
     pub(crate) fn warn(&self, key: &Key, quotas: &Quotas, decision: &Decision, taken: u64) {
-        for warning in &self.warnings {
-            warning.look(&self.scope, key, quotas, decision, taken);
+        let name = self.scope.name();
+        for &Warning { percent, ref warn } in &self.warnings {
+            for (&quota, &usage) in quotas.iter().zip(decision.usage()) {
+                if usage.has_reached(percent, taken) {
+                    self.scope.observe().warned();
+                    warn(&NearLimit { name, key, quota, usage, percent });
+                }
+            }
         }
     }
 }
@@ -522,31 +532,6 @@ pub struct NearLimit<'a> {
 pub(crate) struct Warning {
     percent: u8,
     warn: Arc<dyn Fn(&NearLimit<'_>) + Send + Sync>,
-}
-
-impl Warning {
-    #[track_caller]
-    fn new<F>(percent: u8, warn: F) -> Self
-    where
-        F: Fn(&NearLimit<'_>) + Send + Sync + 'static,
-    {
-        assert!(
-            (1..=100).contains(&percent),
-            "{percent}% is no share of a limit: write .warn_at(80, ..)"
-        );
-        Self { percent, warn: Arc::new(warn) }
-    }
-
-    /// Warns if the last `taken` tokens of a decision have reached the share.
-    fn look(&self, scope: &Scope, key: &Key, quotas: &Quotas, decision: &Decision, taken: u64) {
-        let (name, percent) = (scope.name(), self.percent);
-        for (&quota, &usage) in quotas.iter().zip(decision.usage()) {
-            if usage.has_reached(percent, taken) {
-                scope.observe().warned();
-                (self.warn)(&NearLimit { name, key, quota, usage, percent });
-            }
-        }
-    }
 }
 
 /// The options of a [`Limit`] on a [`Quota`](crate::Quota) and on [`Quotas`](crate::Quotas), where
