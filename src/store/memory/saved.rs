@@ -199,15 +199,37 @@ struct Thread {
 }
 
 impl Saver {
-    /// Starts the thread. `save` returns how many bytes it has written to `file`.
+    /// Starts the thread. `save` returns how many bytes it has written to `file`. Failures are
+    /// logged when they begin and when they end, and each save at the debug level.
     fn start(
         file: String,
         every: Duration,
         mut save: impl FnMut() -> io::Result<u64> + Send + 'static,
     ) -> io::Result<Self> {
         let saves = Arc::<Saves>::default();
-        let mut outcomes = Outcomes { file, saves: Arc::clone(&saves), failing: None };
-        let mut save = move || outcomes.note(Instant::now(), save());
+        let (counted, mut failing_since) = (Arc::clone(&saves), None::<Instant>);
+        let mut save = move || {
+            let start = Instant::now();
+            let saved = save();
+            match &saved {
+                Ok(bytes) => {
+                    let took = start.elapsed();
+                    counted.note(*bytes, took);
+                    observe::counts_saved(&file, *bytes, took);
+                    if let Some(since) = failing_since.take() {
+                        observe::counts_saved_again(&file, since.elapsed());
+                    }
+                }
+                Err(error) => {
+                    counted.note_failure();
+                    if failing_since.is_none() {
+                        failing_since = Some(start);
+                        observe::counts_not_saved(error);
+                    }
+                }
+            }
+            saved.map(drop)
+        };
         let (requests, received) = mpsc::channel::<Sender<_>>();
         let ended = thread::Builder::new().name("tfw-counts".into()).spawn(move || {
             loop {
@@ -249,38 +271,6 @@ impl Drop for Saver {
             drop(requests);
             let _ = ended.join();
         }
-    }
-}
-
-/// Logs failures when they begin and when they end, and each save at the debug level.
-struct Outcomes {
-    file: String,
-    saves: Arc<Saves>,
-    /// The time since which saves fail.
-    failing: Option<Instant>,
-}
-
-impl Outcomes {
-    fn note(&mut self, start: Instant, saved: io::Result<u64>) -> io::Result<()> {
-        let Self { file, saves, failing } = self;
-        match &saved {
-            Ok(bytes) => {
-                let took = start.elapsed();
-                saves.note(*bytes, took);
-                observe::counts_saved(file, *bytes, took);
-                if let Some(since) = failing.take() {
-                    observe::counts_saved_again(file, since.elapsed());
-                }
-            }
-            Err(error) => {
-                saves.note_failure();
-                if failing.is_none() {
-                    *failing = Some(start);
-                    observe::counts_not_saved(error);
-                }
-            }
-        }
-        saved.map(|_| ())
     }
 }
 
