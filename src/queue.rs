@@ -175,10 +175,12 @@ impl Tokens {
     }
 
     fn add(&mut self, more: &Self) {
-        (0..self.limits).for_each(|limit| self.costs[limit] += more.costs[limit]);
+        let costs = self.costs.iter_mut().zip(&more.costs).take(self.limits);
+        costs.for_each(|(tokens, more)| *tokens += more);
     }
 
     fn subtract(&mut self, less: &Self) {
-        (0..self.limits).for_each(|limit| self.costs[limit] -= less.costs[limit]);
+        let costs = self.costs.iter_mut().zip(&less.costs).take(self.limits);
+        costs.for_each(|(tokens, less)| *tokens -= less);
     }
 }

@@ -254,31 +254,35 @@ impl LineState {
     /// has to wait. It is refused then if the line is full or the wait would be too long.
     pub(super) fn join(
         &mut self,
-        claim: Claim,
+        claim: &Claim,
         visit: &Visit<'_>,
     ) -> Result<(u64, bool), Box<Decision>> {
         let Visit { queue, now, .. } = *visit;
         let deadline = claim.arrived.checked_add(queue.max_wait);
         let mut request = Request {
             stage: Stage::Waits,
-            cost: claim.cost,
-            terms: claim.terms,
+            cost: claim.cost.clone(),
+            terms: Arc::clone(&claim.terms),
             arrived: claim.arrived,
             deadline: deadline.unwrap_or(now + Duration::from_secs(1 << 32)),
             next_poll: now,
             has_to_wait: false,
             waker: None,
         };
+        self.requested.add(&request.cost);
         if let Some(answer) = self.answer.as_ref().filter(|answer| self.is_reliable(answer, visit))
         {
-            let mut tokens = self.requested.clone();
-            tokens.add(&request.cost);
-            request.has_to_wait = request.judge(answer, &tokens, self.waiting, visit)?;
-            self.waiting += u64::from(request.has_to_wait);
+            match request.judge(answer, &self.requested, self.waiting, visit) {
+                Ok(has_to_wait) => request.has_to_wait = has_to_wait,
+                Err(refusal) => {
+                    self.requested.subtract(&request.cost);
+                    return Err(refusal);
+                }
+            }
         }
         let (number, has_to_wait) = (self.arrivals, request.has_to_wait);
         self.arrivals += 1;
-        self.requested.add(&request.cost);
+        self.waiting += u64::from(has_to_wait);
         self.requests.insert(number, request);
         Ok((number, has_to_wait))
     }
@@ -351,8 +355,9 @@ impl LineState {
             };
             next_poll.max(arrived) + PATIENCE * rank
         } else {
-            let (soon, (in_flight, tokens)) = (now + SIGN_OF_LIFE, self.in_flight(visit));
-            match self.due(me, in_flight, tokens, visit) {
+            let (soon, request) = (now + SIGN_OF_LIFE, &self.requests[&me]);
+            let (in_flight, tokens) = self.in_flight(request, visit);
+            match self.due(request, in_flight, &tokens, visit) {
                 Some(due) if due <= now && in_flight < MAX_CHARGES => {
                     return (Some(Turn::Ask), soon.min(last));
                 }
@@ -373,24 +378,22 @@ impl LineState {
         (None, until)
     }
 
-    /// Returns when the first request that waits is due, behind these requests in flight with their
-    /// tokens; `None`: never.
+    /// Returns when the first request that waits is due, by the tokens in flight with its own;
+    /// `None`: never.
     fn due(
         &self,
-        me: u64,
+        request: &Request,
         in_flight: u32,
-        mut tokens: Tokens,
+        tokens: &Tokens,
         visit: &Visit<'_>,
     ) -> Option<Instant> {
         let Visit { queue, now, .. } = *visit;
-        let request = &self.requests[&me];
-        tokens.add(&request.cost);
         let Some(answer) = request.answer(&self.answer) else {
             // Without an answer, as many ask as a new window has room for.
             let asks = in_flight == 0 || tokens.can_be_granted(&request.terms);
             return Some(if asks { request.arrived } else { now + SIGN_OF_LIFE });
         };
-        let mut due = answer.due(&tokens);
+        let mut due = answer.due(tokens);
         if in_flight == 0 {
             let is_outdated = answer.sent < self.returned;
             let again = if is_outdated { answer.sent } else { answer.sent + self.pause };
@@ -407,8 +410,8 @@ impl LineState {
 
     /// Returns whether a request was due by this deadline, and so is about to go.
     fn is_due_by(&self, deadline: Instant, number: u64, visit: &Visit<'_>) -> bool {
-        let (request, (_, mut tokens)) = (&self.requests[&number], self.in_flight(visit));
-        tokens.add(&request.cost);
+        let request = &self.requests[&number];
+        let (_, tokens) = self.in_flight(request, visit);
         let answer = request.answer(&self.answer);
         let due = answer.map_or(Some(request.arrived), |answer| answer.due(&tokens));
         due.is_some_and(|due| due <= deadline + TICK)
@@ -592,10 +595,10 @@ impl LineState {
         first
     }
 
-    /// Returns the number of requests in flight, and their tokens, but for requests that are not
-    /// polled: their answers may never be received.
-    fn in_flight(&self, visit: &Visit<'_>) -> (u32, Tokens) {
-        let mut in_flight = (0, self.requested.zeroed());
+    /// Returns the number of requests in flight, and their tokens with those of a request behind
+    /// them, but for requests that are not polled: their answers may never be received.
+    fn in_flight(&self, behind: &Request, visit: &Visit<'_>) -> (u32, Tokens) {
+        let mut in_flight = (0, behind.cost.clone());
         let asked = self.requests.range(..self.first_unasked).map(|(_, request)| request);
         for one in asked.filter(|one| one.is_in_flight() && !one.is_passed(visit.passes)) {
             in_flight.0 += 1;

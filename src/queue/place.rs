@@ -22,7 +22,7 @@ impl Place {
     /// returns whether the request has to wait.
     pub(crate) fn join(queue: &Arc<Queue>, claim: Claim) -> Result<(Self, bool), Box<Decision>> {
         let line = queue.lines.line_for(&claim);
-        let (number, has_to_wait) = line.visit(queue, |state, visit| state.join(claim, visit))?;
+        let (number, has_to_wait) = line.visit(queue, |state, visit| state.join(&claim, visit))?;
         Ok((Self { queue: Arc::clone(queue), line, number, alarm: None }, has_to_wait))
     }
 
