@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::slice;
 use std::sync::Arc;
 
 use crate::decision::{Decision, MAX_LIMITS, RateLimited, Ruling};
@@ -160,19 +161,7 @@ impl Limits {
         this
     }
 
-    /// Returns the limiters of all limits, in their order.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limits, Quota};
-    ///
-    /// let limits = Limits::new([
-    ///     Quota::per_minute(60).name("requests"),
-    ///     Quota::per_hour(1_000).name("tokens"),
-    /// ]);
-    /// let names: Vec<_> = limits.iter().map(|limiter| limiter.name()).collect();
-    /// assert_eq!(names, ["requests", "tokens"]);
-    /// ```
-    pub fn iter(&self) -> impl Iterator<Item = &Limiter> {
+    pub(crate) fn iter(&self) -> slice::Iter<'_, Limiter> {
         self.limits.iter()
     }
 
@@ -699,6 +688,27 @@ fn note_refusers<'a>(
             let kept = if are_own { limiter(place).refuser(account.quotas()) } else { None };
             decision.note_refuser(place, kept, account.scope().name(), account.quotas());
         }
+    }
+}
+
+/// The limiters of all limits, in their order.
+///
+/// ```
+/// use tower_fixed_window::{Limits, Quota};
+///
+/// let limits = Limits::new([
+///     Quota::per_minute(60).name("requests"),
+///     Quota::per_hour(1_000).name("tokens"),
+/// ]);
+/// let names: Vec<_> = (&limits).into_iter().map(|limiter| limiter.name()).collect();
+/// assert_eq!(names, ["requests", "tokens"]);
+/// ```
+impl<'a> IntoIterator for &'a Limits {
+    type Item = &'a Limiter;
+    type IntoIter = slice::Iter<'a, Limiter>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
     }
 }
 
