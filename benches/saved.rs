@@ -43,7 +43,7 @@ fn measure(name: &str, path: &Path, Scale { keys, decisions }: &Scale) {
     let open = || MemoryStore::with_max_keys(max_keys as usize).saved_to(path, Duration::MAX);
     let mut store = open().expect("opens");
     (0..*keys).for_each(|key| ask(&store, key));
-    let live = store.len();
+    let live = store.live_entries();
 
     let (mut saves, mut loads) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -56,7 +56,7 @@ fn measure(name: &str, path: &Path, Scale { keys, decisions }: &Scale) {
         let start = Instant::now();
         store = open().expect("opens");
         loads.push(start.elapsed().as_secs_f64());
-        assert_eq!(store.len(), live, "all are loaded");
+        assert_eq!(store.live_entries(), live, "all are loaded");
     }
     let bytes = std::fs::metadata(path).expect("a file").len();
     println!("{name}: {live} counters, {bytes} bytes");

@@ -141,7 +141,7 @@ fuzz_target!(|input: Input| {
             return;
         }
     };
-    assert!(store.len() * 32 <= store.max_bytes());
+    assert!(store.live_entries() * 32 <= store.max_bytes());
     let all = limiters(&store);
     for op in ops {
         let of = |who: u8| (&all[usize::from(who) % 4], u64::from(who / 4 % KEYS));

@@ -78,7 +78,7 @@ const MINUTE: i64 = 60_000;
 /// use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
 ///
 /// let store = MemoryStore::with_max_keys(100_000);
-/// assert!(store.is_empty() && store.max_bytes() <= 3_750_000);
+/// assert!(store.live_entries() == 0 && store.max_bytes() <= 3_750_000);
 /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store.clone()));
 /// let search = FixedWindowLayer::new(Quota::per_minute(30).name("search").store(store));
 /// # let _ = (login, search);
@@ -127,17 +127,11 @@ impl MemoryStore {
     /// let quotas = Quota::per_minute(5).and(Quota::per_hour(50));
     /// let limiter = Limit::new(quotas).store(store.clone());
     /// block_on(limiter.check("alice")).unwrap();
-    /// assert_eq!(store.len(), 2); // one entry for each quota
+    /// assert_eq!(store.live_entries(), 2); // one entry for each quota
     /// ```
-    pub fn len(&self) -> usize {
+    pub fn live_entries(&self) -> usize {
         let now = self.memory.time.now().at;
         self.memory.shards.iter().map(|shard| shard.lock().live(now)).sum()
-    }
-
-    /// Returns whether no key's window runs. It scans entries until it finds one.
-    pub fn is_empty(&self) -> bool {
-        let now = self.memory.time.now().at;
-        self.memory.shards.iter().all(|shard| shard.lock().live(now) == 0)
     }
 
     /// Returns how many charges had no entry of their own since the store was created. 0 means that
@@ -161,11 +155,11 @@ impl MemoryStore {
 
     /// Sets the gauges `tower_fixed_window_tracked_keys` and `tower_fixed_window_max_keys`, with
     /// this name as the label `store`. Call it where your metrics are read, or on a timer. It takes
-    /// as long as [`len`](Self::len). `docs/observing.md` has an example.
+    /// as long as [`live_entries`](Self::live_entries). `docs/observing.md` has an example.
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn record_metrics(&self, name: &str) {
-        crate::observe::memory(name, self.len(), self.memory.max_keys);
+        crate::observe::memory(name, self.live_entries(), self.memory.max_keys);
         #[cfg(feature = "saved")]
         if let Some(saver) = &self.saver {
             saver.saves().record(name);

@@ -94,7 +94,7 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 ///
 /// let local = FixedWindowLayer::new(api.clone().store(store.clone()));
 /// assert_eq!(ask(&local, Request::get("/")).status(), 200);
-/// assert_eq!(store.fallback().len(), 1);
+/// assert_eq!(store.fallback().live_entries(), 1);
 ///
 /// let strict = FixedWindowLayer::new(api.store(store.on_failure(OnStoreFailure::Deny)));
 /// assert_eq!(ask(&strict, Request::get("/")).status(), 503);

@@ -173,13 +173,13 @@ fn a_refusal_by_several_limits_takes_no_free_entry() {
     assert!(check(["tokens", "requests"]).allowed());
     // In the next minute, the entries of the flood are free.
     clock.set_ms(NOW_MS);
-    let (entries, overflowed) = (store.len(), store.overflowed());
+    let (entries, overflowed) = (store.live_entries(), store.overflowed());
     assert!(!check(["tokens", "requests"]).allowed());
-    assert_eq!(store.len(), entries);
+    assert_eq!(store.live_entries(), entries);
     assert_eq!(store.overflowed(), overflowed + 2);
     let decision = check(["tokens", "bytes"]);
     assert_eq!(decision.of("tokens").expect("it was charged").remaining(), 48);
-    assert_eq!(store.len(), entries + 2);
+    assert_eq!(store.live_entries(), entries + 2);
     assert_eq!(store.overflowed(), overflowed + 2);
 }
 
@@ -291,11 +291,11 @@ fn a_reset_takes_a_key_out_of_a_shared_count_once_an_entry_is_free() {
     clock.advance(Duration::from_secs(120));
     answer(late.reset("late"));
     assert_eq!(answer(late.peek("late")).used(), 0);
-    let entries = store.len();
+    let entries = store.live_entries();
     for key in 1_000..2_000_u64 {
         answer(flood.reset(key));
     }
-    assert_eq!(store.len(), entries, "a key that was never charged takes no entry");
+    assert_eq!(store.live_entries(), entries, "a key that was never charged takes no entry");
 }
 
 #[test]
@@ -476,9 +476,9 @@ fn a_clock_that_was_a_year_ahead_leaves_no_overflow_behind() {
     let before = store.overflowed();
     for key in 2_000..2_005_u64 {
         assert!(answer(limiter.check(key)).allowed());
-        let live = store.len();
+        let live = store.live_entries();
         answer(limiter.reset(key));
-        assert_eq!(store.len(), live - 1, "{key}");
+        assert_eq!(store.live_entries(), live - 1, "{key}");
     }
     assert_eq!(store.overflowed(), before);
 }

@@ -322,7 +322,7 @@ fn a_store_of_another_size_has_all_counts_and_room_for_them() {
         drop(before);
 
         let store = open(second);
-        let live = store.len();
+        let live = store.live_entries();
         assert!(live * 32 <= store.max_bytes(), "{live} entries in {}", store.max_bytes());
         let after = limiter(store.clone());
         assert_eq!(left(&after), expected, "{first} and then {second} keys");

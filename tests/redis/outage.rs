@@ -570,7 +570,7 @@ async fn limiters_that_share_a_count_also_share_it_in_the_fallback() {
     let (one, other) = (limiter(store.clone(), 1), limiter(store.clone(), 1));
     assert!(one.check("ann").await.expect("memory answers").allowed());
     assert!(!other.check("ann").await.expect("memory answers").allowed(), "one further limit");
-    assert_eq!(store.fallback().len(), 1);
+    assert_eq!(store.fallback().live_entries(), 1);
 }
 
 /// The log names the cause and the remedy, and no secret.
