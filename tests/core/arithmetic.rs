@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tower_fixed_window::Decision;
 
-use crate::reference::{END_OF_TIME, Grid};
+use crate::reference::{Ask, END_OF_TIME, Grid};
 use crate::sized;
 use crate::trace::*;
 
@@ -24,7 +24,7 @@ fn config() -> ProptestConfig {
 #[test]
 fn a_step_back_does_not_return_tokens_to_a_window_they_were_not_taken_from() {
     let spec = Spec { amounts: (5, 0, 0), window_ms: 100, grid: Grid::Aligned };
-    let mut rig = Rig::new(vec![spec], 50);
+    let mut rig = Rig::new(vec![vec![spec]], 50);
     let _ = rig.charge(5, false);
     rig.go_to(100);
     let _ = rig.charge(5, false);
@@ -37,7 +37,7 @@ fn a_step_back_does_not_return_tokens_to_a_window_they_were_not_taken_from() {
 #[test]
 fn a_state_from_the_end_of_time_lasts_whole_windows_after_a_step_back() {
     let spec = Spec { amounts: (9, 0, 5), window_ms: 2, grid: Grid::Staggered };
-    let mut rig = Rig::new(vec![spec], END_OF_TIME as u64 - 1);
+    let mut rig = Rig::new(vec![vec![spec]], END_OF_TIME as u64 - 1);
     assert!(rig.charge(9, false).allowed());
     rig.go_to(0);
     rig.apply(&Op::Limits(vec![(4, 0, 0)]));
@@ -56,7 +56,7 @@ fn left(decision: &Decision) -> Vec<u64> {
 #[test]
 fn a_reservation_over_a_raised_capacity_may_stay_taken() {
     let spec = Spec { amounts: (2, 0, 0), window_ms: 3, grid: Grid::Aligned };
-    let mut rig = Rig::new(vec![spec], 0);
+    let mut rig = Rig::new(vec![vec![spec]], 0);
     assert!(rig.charge(1, false).allowed());
     rig.apply(&Op::Limits(vec![(2, 3, 4)]));
     let had = rig.receipts.len();
@@ -65,14 +65,57 @@ fn a_reservation_over_a_raised_capacity_may_stay_taken() {
     assert_eq!(left(&rig.peek(0)), [0]);
 }
 
+fn small() -> impl Strategy<Value = Amounts> {
+    let more = || prop_oneof![3 => Just(0_u64), 1 => 1..=30_u64];
+    prop_oneof![9 => (1..=20_u64, more(), more()), 1 => amounts()]
+}
+
+/// Forward, and now and then back.
+fn small_step() -> impl Strategy<Value = Step> {
+    let by =
+        prop_oneof![6 => Just(0), 6 => 0..=1_500_i64, 1 => -1_200..=0_i64, 1 => -4_000..=9_000_i64];
+    (any::<prop::sample::Index>(), by).prop_map(|(of, by)| Step::Windows(of, by))
+}
+
+fn op_together() -> impl Strategy<Value = Op> {
+    let cost = prop_oneof![
+        2 => Just(None),
+        1 => Just(Some(0)),
+        6 => (1..=5_u64).prop_map(Some),
+        1 => (1..=40_u64).prop_map(Some),
+    ];
+    let lines = prop::collection::vec((0..2_usize, cost), 4);
+    let ask = prop_oneof![4 => Just(Ask::Charge), 3 => Just(Ask::Reserve), 1 => Just(Ask::Peek)];
+    let index = any::<prop::sample::Index>;
+    prop_oneof![
+        12 => (ask, lines).prop_map(|(ask, lines)| Op::Together(ask, lines)),
+        2 => index().prop_map(Op::Refund),
+        2 => (index(), 0..=40_u64).prop_map(|(of, to)| Op::Settle(of, Cost::Of(to))),
+        1 => index().prop_map(Op::Reset),
+        1 => prop::collection::vec(small(), 4).prop_map(Op::Limits),
+    ]
+}
+
 proptest! {
     #![proptest_config(config())]
+
+    /// S37, of one limit to four.
+    #[test]
+    fn memory_decides_limits_together_like_the_reference(
+        specs in prop::collection::vec(specs(small()), 1..=4),
+        trace in prop::collection::vec((small_step(), op_together()), 1..40),
+    ) {
+        let mut rig = Rig::new(specs, 1_700_000_000_000);
+        for (step, op) in &trace {
+            rig.take(step, op);
+        }
+    }
 
     #[test]
     fn memory_answers_like_the_reference(
         specs in specs(amounts()), now in start(), trace in trace(any_step(), op()),
     ) {
-        let mut rig = Rig::new(specs, now);
+        let mut rig = Rig::new(vec![specs], now);
         for (step, op) in &trace {
             rig.take(step, op);
         }
@@ -91,9 +134,9 @@ proptest! {
             1 => prop::collection::vec(plain_amounts(), 4).prop_map(Op::Limits),
         ]),
     ) {
-        let mut rig = Rig::new(specs, now);
-        let window = rig.specs.iter().map(|spec| spec.window_ms).min().expect("a quota");
-        let most: Vec<u64> = rig.specs.iter().map(|s| s.amounts.0 + s.amounts.1).collect();
+        let mut rig = Rig::new(vec![specs], now);
+        let window = rig.specs[0].iter().map(|spec| spec.window_ms).min().expect("a quota");
+        let most: Vec<u64> = rig.specs[0].iter().map(|s| s.amounts.0 + s.amounts.1).collect();
         // (quota, start of the window it says it is in) -> tokens passed.
         let mut passed = std::collections::HashMap::<(usize, i128), u64>::new();
         let mut latest = now;
@@ -113,7 +156,7 @@ proptest! {
                     }
                 }
                 Op::Limits(lower) => {
-                    let lower = rig.specs.iter().zip(lower).map(|(spec, lower)| {
+                    let lower = rig.specs[0].iter().zip(lower).map(|(spec, lower)| {
                         let limit = spec.amounts.0.min(lower.0);
                         (limit, (spec.amounts.0 + spec.amounts.1).min(lower.0 + lower.1) - limit, 0)
                     });
@@ -150,7 +193,7 @@ proptest! {
         specs in specs(amounts()), now in start(),
         before in trace(any_step(), op()), back in prop_oneof![0..=10_u64, 0..=100_000_u64, any::<u64>()],
     ) {
-        let mut rig = Rig::new(specs, now);
+        let mut rig = Rig::new(vec![specs], now);
         for (step, op) in &before {
             rig.take(step, op);
         }
@@ -170,7 +213,7 @@ proptest! {
         before in trace(any_step(), op()), cost in cost(), reserve: bool,
         between in trace(any_step(), op()), actual in prop::option::of(cost()),
     ) {
-        let mut rig = Rig::new(specs, now);
+        let mut rig = Rig::new(vec![specs], now);
         for (step, op) in &before {
             rig.take(step, op);
         }
@@ -203,7 +246,7 @@ proptest! {
         rig.settle(rig.receipts.len() - 1, actual);
         let stands = rig.peek(0);
         for (i, (before, after)) in stood.usage().iter().zip(stands.usage()).enumerate() {
-            let (limit, more, _) = rig.specs[i].amounts;
+            let (limit, more, _) = rig.specs[0][i].amounts;
             let back = after.remaining().saturating_sub(before.remaining());
             prop_assert!(after.remaining() <= limit + more);
             prop_assert!(back <= cost - actual.unwrap_or(0));
@@ -217,7 +260,7 @@ proptest! {
         specs in specs(amounts()), now in start(),
         before in trace(any_step(), op()), cost in cost(), reserve: bool,
     ) {
-        let mut rig = Rig::new(specs, now);
+        let mut rig = Rig::new(vec![specs], now);
         for (step, op) in &before {
             rig.take(step, op);
             let cost = rig.cost(&cost);
@@ -239,7 +282,7 @@ proptest! {
                 rig.go_to(retry_at as u64);
                 if reserve && rig.comes_too_late(&decision, cost) {
                     // No quota refuses it for its count, so that each covers it then.
-                    let fits = rig.specs.iter().all(|spec| cost <= spec.amounts.0 + spec.amounts.1);
+                    let fits = rig.specs[0].iter().all(|spec| cost <= spec.amounts.0 + spec.amounts.1);
                     prop_assert!(!fits || rig.charge(cost, false).allowed(), "not at {retry_at}");
                     return Ok(());
                 }
@@ -247,7 +290,7 @@ proptest! {
                 let late = reserve && rig.comes_too_late(&decision, cost);
                 prop_assert!(decision.allowed() || late, "not at {retry_at}");
                 // Without debt; but another quota, which did not refuse, may go into it.
-                if let [Spec { amounts: (limit, more, _), .. }] = rig.specs[..] {
+                if let [Spec { amounts: (limit, more, _), .. }] = rig.specs[0][..] {
                     prop_assert!(cost > limit + more || decision.ready_at().is_none());
                 }
                 return Ok(());

@@ -7,7 +7,9 @@ use std::sync::Mutex;
 use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State, Store};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas};
-use tower_fixed_window_conformance::{conformance, replay};
+use tower_fixed_window_conformance::{TOGETHER_VECTORS, VECTORS, conformance, replay};
+
+use crate::sized;
 
 fn state(start: i64, used: i64, until: i64) -> State {
     let mut state = State::default();
@@ -317,6 +319,21 @@ fn memory_passes_the_suite_at_every_size() {
     conformance(|clock| MemoryStore::new().clock(clock), |job| block_on(job));
     for max_keys in [100, 10_000] {
         conformance(|clock| MemoryStore::with_max_keys(max_keys).clock(clock), |job| block_on(job));
+    }
+}
+
+/// Each store has a seed of its own, and in small ones counts meet in a bucket.
+#[test]
+fn the_shared_traces_pass_at_every_size_and_for_every_seed() {
+    for (max_keys, seeds) in [(1_000_000, 2), (100, sized(20, 200)), (5_000, sized(4, 40))] {
+        for (traces, number) in [(VECTORS, 69), (TOGETHER_VECTORS, 41)].repeat(seeds) {
+            let new = |clock| MemoryStore::with_max_keys(max_keys).clock(clock);
+            let mut report = None;
+            block_on(async { report = Some(replay(traces, new).await) });
+            let report = report.expect("it was replayed").expect("the traces are well-formed");
+            assert!(report.failures.is_empty(), "{max_keys} keys: {report}");
+            assert_eq!(report.passed, number);
+        }
     }
 }
 

@@ -7,7 +7,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_fixed_window::store::Reply;
 use tower_fixed_window::{
-    Clock, KeptReceipt, Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+    Clock, KeptReceipt, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
+    Receipt,
 };
 
 const NOW: u64 = 1_700_000_040_000;
@@ -49,25 +50,44 @@ fn another_process_settles_and_refunds_what_one_has_charged() {
         Quota::per_hour(1_000).from_first_request().into(),
         Quota::per_minute(1_000).rollover_up_to(3_000).and(Quota::per_month(9_000).from_day(15)),
     ];
-    for quotas in quotas {
+    for (limits, quotas) in (1..=3).flat_map(|limits| quotas.map(|quotas| (limits, quotas))) {
         let store = Store::new();
-        let (one, other) = (store.process(quotas), store.process(quotas));
-        let key = || Key::from(("alice", 7_u64));
-        let before = answer(one.peek(key()));
+        let names = &["jobs", "tokens", "cents"][..limits];
+        let process = || {
+            let all = names.iter().map(|name| Limit::new(quotas).name(name));
+            Limits::new(all).store(store.store.clone())
+        };
+        let (one, other) = (process(), process());
+        let charge = |cost| {
+            let lines: Vec<_> =
+                names.iter().map(|name| Line::new(name, ("alice", 7_u64), cost)).collect();
+            to_json(answer(one.charge(lines)).expect("it passes"))
+        };
+        // Each limit has a cost of its own.
+        let costs = |cost| names.iter().zip(cost..).map(|(name, cost)| (*name, cost));
+        let left = || -> Vec<_> {
+            let left = |limiter: &Limiter| answer(limiter.peek(("alice", 7_u64))).remaining();
+            one.into_iter().map(left).collect()
+        };
+        let less = |left: &[u64], cost: u64| -> Vec<_> {
+            left.iter().zip(cost..).map(|(left, cost)| left - cost).collect()
+        };
+        let before = left();
 
-        let kept = to_json(answer(one.charge(key(), 500)).expect("it passes"));
+        let kept = charge(500);
         store.clock.advance(Duration::from_millis(10));
-        answer(other.settle(read(&kept), 120));
-        let after = answer(one.peek(key()));
-        assert_eq!(before.remaining() - after.remaining(), 120, "{quotas}: less than charged");
+        answer(other.settle(read(&kept), costs(120)));
+        let after = left();
+        assert_eq!(after, less(&before, 120), "{quotas}: less than charged");
 
-        let kept = to_json(answer(one.charge(key(), 1)).expect("it passes"));
-        answer(other.settle(read(&kept), 30));
-        assert_eq!(answer(one.peek(key())).remaining(), after.remaining() - 30, "{quotas}: more");
+        let kept = charge(1);
+        answer(other.settle(read(&kept), costs(30)));
+        assert_eq!(left(), less(&after, 30), "{quotas}: more");
 
-        let kept = to_json(answer(one.charge(key(), 200)).expect("it passes"));
+        let after = left();
+        let kept = charge(200);
         answer(other.refund(read(&kept)));
-        assert_eq!(answer(one.peek(key())).remaining(), after.remaining() - 30, "{quotas}");
+        assert_eq!(left(), after, "{quotas}");
     }
 }
 
@@ -187,6 +207,9 @@ fn impossible_receipts_are_errors() {
         assert_ne!(forged, text, "{what}");
         let error = serde_json::from_str::<KeptReceipt>(&forged).expect_err(&forged).to_string();
         assert!(!error.contains("616c"), "no key in {error}");
+    }
+    for wrong in ["[]", "[[1]]", "[2,[]]"] {
+        assert!(serde_json::from_str::<KeptReceipt>(wrong).is_err(), "{wrong}");
     }
     for end in 0..text.len() {
         assert!(serde_json::from_str::<KeptReceipt>(&text[..end]).is_err(), "{}", &text[..end]);

@@ -1,8 +1,10 @@
 //! Everything below HTTP, a module for each promise. Time is a manual clock's or tokio's paused
 //! clock's, and in `edges` also the system's.
 
+mod all_or_none;
 mod arithmetic;
 mod calendars;
+mod concurrent_charges;
 mod conformance;
 mod database;
 mod decisions;
@@ -19,10 +21,6 @@ mod remembered_refusals;
 mod reservations;
 #[cfg(unix)]
 mod saved;
-mod several_limits;
-mod several_limits_at_once;
-mod several_limits_elsewhere;
-mod several_references;
 mod simulated_server;
 mod stored_procedure;
 mod trace;

@@ -1,13 +1,16 @@
 //! The store in memory: exact under concurrency, bounded by construction, without allocations.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
 
 use allocation_counter::measure;
 use axum::response::IntoResponse;
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, Store};
-use tower_fixed_window::{Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{
+    Clock, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
+};
 
 use crate::{answer, sized};
 
@@ -318,4 +321,35 @@ fn a_store_keeps_its_counters_when_it_gets_a_clock() {
     let panic = catch_unwind(|| { cloned }.0.clock(ManualClock::default()));
     assert!(panic.is_err(), "the clone would have another time");
     assert_eq!(charge(&clone), 3);
+}
+
+/// Shows a time for so many readings, then a second later.
+#[derive(Clone)]
+struct Turns(Arc<AtomicI64>);
+
+impl Clock for Turns {
+    fn now_ms(&self) -> u64 {
+        NOW_MS + if self.0.fetch_sub(1, Ordering::SeqCst) > 0 { 0 } else { 1_000 }
+    }
+}
+
+/// Quotas may change at any instant, also within a charge.
+#[test]
+fn a_receipt_is_of_the_quotas_that_decided() {
+    let clock = Turns(Arc::new(AtomicI64::new(i64::MAX)));
+    let limits = Limits::new([Quota::per_minute(10).name("a")]);
+    let limits = limits.store(MemoryStore::new().clock(clock.clone()));
+    let hour = Quotas::from(Quota::per_hour(5));
+    let of_hour = |cost| [Line::new("a", "k", cost).with_quotas(&hour)];
+    assert!(answer(limits.check(of_hour(5))).allowed());
+    let until = UNIX_EPOCH + Duration::from_millis(NOW_MS + 500);
+    limits.of("a").set_quotas_until(Quota::per_hour(9), until);
+    // That time is over at the second reading.
+    clock.0.store(1, Ordering::SeqCst);
+    match answer(limits.charge([Line::new("a", "k", 3)])) {
+        Ok(receipt) => answer(limits.refund(receipt)),
+        Err(refused) => assert_eq!(refused.decision().limit(), 9),
+    }
+    let minute = answer(limits.of("a").peek("k")).used();
+    assert_eq!((answer(limits.peek(of_hour(0))).used(), minute), (5, 0));
 }

@@ -323,67 +323,51 @@ fn a_refund_to_a_shared_entry_ends_with_its_grid_window() {
         (first.into(), false),
         (day.and(first), false),
     ] {
-        for late in [false, true] {
+        for (late, others) in
+            [false, true].into_iter().flat_map(|late| [0, 1, 2].map(|n| (late, n)))
+        {
             let (store, clock) = small(1);
             clock.set_ms(NOW_MS + 30_000);
             let flood = Quota::per_second(1).name("flood").store(store.clone());
             for key in 0..1_000_u64 {
                 let _ = answer(flood.check(key));
             }
-            let limiter = Limit::new(quotas).name("limited").store(store.clone());
-            assert!(answer(limiter.check("k")).allowed());
+            let others = ["other", "another"][..others].iter().map(|name| day.name(name));
+            let mut limits: Vec<_> = others.collect();
+            limits.insert(limits.len() / 2, Limit::new(quotas).name("limited"));
+            let limits = Limits::new(limits).store(store.clone());
+            let limiter = limits.of("limited");
+            let lines = |cost| -> Vec<_> {
+                limits.into_iter().map(|limiter| Line::new(limiter.name(), "k", cost)).collect()
+            };
+            assert!(answer(limits.check(lines(1))).allowed());
             clock.advance(Duration::from_millis(500));
-            let (_, receipt) = charge(&limiter, "k", 3, false);
-            let receipt = receipt.expect("four of five");
+            let receipt = answer(limits.charge(lines(3))).expect("four of five");
             assert!(store.overflowed() > 0);
             // The flood's entries are free: the key gets one of its own, and takes the shared count
             // along.
             clock.advance(Duration::from_secs(2));
-            assert_eq!(answer(limiter.check("k")).used(), 5);
+            let decision = answer(limits.check(lines(1)));
+            assert_eq!(decision.of("limited").expect("it took part").used(), 5);
 
             if late {
                 clock.set_ms(NOW_MS + 60_000);
                 if !refundable {
                     clock.set_ms(NOW_MS + 89_000);
-                    answer(limiter.refund(receipt));
+                    answer(limits.refund(receipt));
                     assert!(!answer(limiter.check("k")).allowed(), "{quotas}");
                     continue;
                 }
                 let passed = |n| (0..n).filter(|_| answer(limiter.check("k")).allowed()).count();
                 assert_eq!(passed(10), 5);
-                answer(limiter.refund(receipt));
+                answer(limits.refund(receipt));
                 assert_eq!(passed(10), 0, "more than the limit in one window");
             } else {
-                answer(limiter.refund(receipt));
+                answer(limits.refund(receipt));
                 let left = if refundable { 3 } else { 0 };
                 assert_eq!(answer(limiter.peek("k")).remaining(), left, "{quotas}");
             }
         }
-    }
-}
-
-#[test]
-fn a_refund_of_several_limits_to_a_shared_entry_ends_with_its_grid_window() {
-    let aligned = Quota::per_minute(5);
-    for (quota, left) in [(aligned, 3), (aligned.from_first_request(), 0)] {
-        let (store, clock) = small(1);
-        clock.set_ms(NOW_MS + 30_000);
-        let flood = Quota::per_second(1).name("flood").store(store.clone());
-        for key in 0..1_000_u64 {
-            let _ = answer(flood.check(key));
-        }
-        let limits = Limits::new([quota.name("tokens"), Quota::per_day(1_000).name("requests")]);
-        let limits = limits.store(store.clone());
-        let lines = |tokens| [Line::new("tokens", "k", tokens), Line::new("requests", "k", 1)];
-        assert!(answer(limits.check(lines(1))).allowed());
-        clock.advance(Duration::from_millis(500));
-        let receipts = answer(limits.charge(lines(3))).expect("four of five");
-        assert!(store.overflowed() > 0);
-        clock.advance(Duration::from_secs(2));
-        let decision = answer(limits.check(lines(1)));
-        assert_eq!(decision.of("tokens").expect("it took part").used(), 5);
-        answer(limits.refund(receipts));
-        assert_eq!(answer(limits.of("tokens").peek("k")).remaining(), left, "{quota}");
     }
 }
 

@@ -206,25 +206,6 @@ async fn a_true_cost_warns_while_the_store_fails() {
     }
 }
 
-/// In turns: what a dropped future of a group holds.
-#[tokio::test(start_paused = true)]
-async fn a_dropped_group_in_turns_gives_back() {
-    for at in [5, 15, 25, 35, 45, 55] {
-        let database = Database::in_turns();
-        let limits = two(Remote::around(database.clone()));
-        database.slow(10, 10);
-        let task = tokio::spawn(limits.check(lines()));
-        sleep(Duration::from_millis(at)).await;
-        task.abort();
-        let done = task.await.is_ok();
-        sleep(SECOND).await;
-        database.slow(0, 0);
-        let used = limits.of("far").peek("alice").await.expect("it answers").used();
-        let all = limits.of("all").peek("alice").await.expect("it answers").used();
-        assert_eq!((used, all), (u64::from(done), u64::from(done)));
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_settled_limit_without_a_layer_asks_again_after_a_second() {
     for kind in 0..3 {
@@ -281,32 +262,6 @@ async fn a_reset_while_a_group_is_refused_is_seen() {
     limits.of("far").reset("alice").await.expect("it answers");
     assert!(!refused.await.expect("no panic").expect("it answers").allowed());
     assert!(limits.check(lines()).await.expect("it answers").allowed());
-}
-
-/// Late reservations in turns are not remembered, and hold nothing.
-#[tokio::test(start_paused = true)]
-async fn a_late_reservation_takes_nothing() {
-    for in_turns in [false, true] {
-        let database = if in_turns { Database::in_turns() } else { Database::start() };
-        let limits = Limits::new([
-            Quota::per_minute(2).name("far"),
-            Quota::per_hour(3).reserve_up_to(9).name("all"),
-        ]);
-        let limits = limits.store(Remote::around(database.clone()));
-        let lines = |a, b| [Line::new("far", "alice", a), Line::new("all", "alice", b)];
-        sleep(SECOND).await;
-        assert!(limits.reserve(lines(1, 3)).await.expect("it answers").is_ok());
-        let _ = limits.reserve(lines(1, 1)).await.expect("it answers").unwrap_err();
-        let used = |name| limits.of(name).peek("alice");
-        assert_eq!(
-            (
-                used("far").await.expect("it answers").used(),
-                used("all").await.expect("it answers").used()
-            ),
-            (1, 3)
-        );
-        assert!(limits.reserve(lines(0, 1)).await.expect("it answers").is_ok());
-    }
 }
 
 /// The request takes its turn by the limit whose shard is well, and waits for that one only.

@@ -56,6 +56,13 @@ pub(crate) struct Answer {
     pub(crate) ready_at: Option<i128>,
 }
 
+impl Answer {
+    /// What a decision says of a limit that may pass while another one refuses.
+    pub(crate) fn numbers(&self) -> (i128, [&[i128]; 4]) {
+        (self.granted, [&self.limit, &self.used, &self.remaining, &self.reset])
+    }
+}
+
 /// A charge that passed, as S14 and S15 need it.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
@@ -63,7 +70,7 @@ pub(crate) struct Taken {
     refundable_until: Vec<i128>,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Ask {
     Charge,
     Reserve,
@@ -398,6 +405,12 @@ pub(crate) struct Together {
 /// S37, naively: each limit decides on a copy of its counters. The copies are kept if all limits
 /// pass.
 pub(crate) fn together(lines: &mut [Line<'_>], now: i128, ask: Ask) -> Together {
+    if let [Line { model, terms, cost }] = lines {
+        let (answer, taken) = model.ask(terms, now, *cost, ask);
+        let Answer { allowed, retry_at, ready_at, .. } = answer;
+        let taken = taken.map(|taken| vec![taken]);
+        return Together { allowed, retry_at, ready_at, answers: vec![answer], taken };
+    }
     let tried: Vec<_> = lines
         .iter()
         .map(|Line { model, terms, cost }| {

@@ -1,18 +1,26 @@
-//! Random quotas and random traces of one key, and a rig that takes each step twice: through a
-//! limiter in memory, and through the reference.
+//! Random quotas and random traces, of one key under one limit or of two keys under several, and a rig that
+//! takes each step twice: through limits in memory, and through the reference.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use tower_fixed_window::{
-    Decision, Key, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+    Decision, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Receipt,
 };
 
-use crate::reference::{Answer, Ask, END_OF_TIME, Grid, Model, Taken, Terms, stagger};
+use crate::reference::{
+    self, Answer, Ask, END_OF_TIME, Grid, Model, Taken, Terms, stagger, together,
+};
 use crate::{answer, charge, peek};
 
-const SCOPE: &str = "model";
-const KEY: &str = "alice";
+const NAMES: [&str; 4] = ["model", "tokens", "cents", "jobs"];
+const KEYS: [&str; 2] = ["alice", "bob"];
+
+/// A limit, a key and a cost.
+type Asked = (usize, usize, u64);
+
+/// A limit, a key and what was taken of it.
+type Took = (usize, usize, Taken);
 
 /// Limit, capacity above it, and the maximum of reserved tokens.
 pub(crate) type Amounts = (u64, u64, u64);
@@ -26,13 +34,16 @@ pub(crate) struct Spec {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
+    /// For each limit the key, and a cost if the limit takes part.
+    Together(Ask, Vec<(usize, Option<u64>)>),
     Charge(Cost),
     Reserve(Cost),
     Peek(Cost),
     /// Refunds one of the receipts that are left.
     Refund(prop::sample::Index),
     Settle(prop::sample::Index, Cost),
-    Reset,
+    /// Resets one of the limits for one of the keys.
+    Reset(prop::sample::Index),
     Limits(Vec<Amounts>),
 }
 
@@ -140,7 +151,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
         2 => cost().prop_map(Op::Peek),
         3 => index().prop_map(Op::Refund),
         3 => (index(), cost()).prop_map(|(of, actual)| Op::Settle(of, actual)),
-        1 => Just(Op::Reset),
+        1 => index().prop_map(Op::Reset),
         1 => prop::collection::vec(amounts(), 4).prop_map(Op::Limits),
     ]
 }
@@ -217,30 +228,55 @@ pub(crate) fn terms(spec: &Spec) -> Terms {
     }
 }
 
-/// The limiter and the reference: each step goes through both, and their answers have to agree.
+/// The limits and the reference: each step goes through both, and their answers have to agree.
 pub(crate) struct Rig {
     pub(crate) clock: ManualClock,
     pub(crate) now: u64,
-    pub(crate) specs: Vec<Spec>,
-    pub(crate) limiter: Limiter,
-    pub(crate) receipts: Vec<(Receipt, Taken)>,
-    model: Model,
+    latest: u64,
+    /// The quotas of each limit.
+    pub(crate) specs: Vec<Vec<Spec>>,
+    pub(crate) limits: Limits,
+    pub(crate) receipts: Vec<(Receipt, Vec<Took>)>,
+    models: Vec<[Model; 2]>,
+    /// The store has counts of another key, or limit, than the first.
+    has_others: bool,
     resets: Vec<i128>,
 }
 
 impl Rig {
-    pub(crate) fn new(specs: Vec<Spec>, now: u64) -> Self {
+    pub(crate) fn new(specs: Vec<Vec<Spec>>, now: u64) -> Self {
         let clock = ManualClock::at_ms(now);
-        let store = MemoryStore::with_max_keys(64).clock(clock.clone());
-        let model = Model::new(specs.len(), stagger(SCOPE, Key::from(KEY).as_bytes()));
-        let set = set(&specs).expect("checked");
-        let limiter = Limit::new(set).name(SCOPE).store(store);
-        Self { clock, now, limiter, receipts: vec![], model, resets: vec![], specs }
+        // In one shard of few places.
+        let store = MemoryStore::with_max_keys(200).clock(clock.clone());
+        let models = NAMES.iter().zip(&specs).map(|(name, specs)| {
+            KEYS.map(|key| Model::new(specs.len(), stagger(name, Key::from(key).as_bytes())))
+        });
+        let (models, limits) = (models.collect(), limits_of(&specs).store(store));
+        Self {
+            clock,
+            now,
+            latest: now,
+            limits,
+            receipts: vec![],
+            models,
+            has_others: false,
+            resets: vec![],
+            specs,
+        }
     }
 
     pub(crate) fn go_to(&mut self, now: u64) {
         self.now = now;
+        self.latest = self.latest.max(now);
         self.clock.set_ms(now);
+    }
+
+    /// Whether a clock that goes there finds what it should. Of several entries one that has expired
+    /// may be another one's by then, and far away windows have no length.
+    fn may_go_to(&self, to: u64) -> bool {
+        let (to, latest) = (i128::from(to), i128::from(self.latest));
+        let ended = || self.models.iter().flatten().any(|model| model.ends_between(to, latest));
+        !self.has_others || (1_000_000_000..1 << 51).contains(&to) && !ended()
     }
 
     /// The time after a step.
@@ -249,7 +285,9 @@ impl Rig {
         let to = match step {
             Step::Stay => now,
             Step::Windows(of, by) => {
-                let window = of.get(&self.specs).window_ms;
+                let windows: Vec<_> =
+                    self.specs.iter().flatten().map(|spec| spec.window_ms).collect();
+                let window = *of.get(&windows);
                 now + i128::from(window) * i128::from(*by) / 1_000
             }
             Step::Millis(by) => now + i128::from(*by),
@@ -265,15 +303,15 @@ impl Rig {
         i128::from(self.now).min(END_OF_TIME - 1)
     }
 
-    pub(crate) fn terms(&self) -> Vec<Terms> {
-        self.specs.iter().map(terms).collect()
+    fn terms(&self, limit: usize) -> Vec<Terms> {
+        self.specs[limit].iter().map(terms).collect()
     }
 
     /// Returns whether every refusal of a reservation is because it would run too late, rather than
     /// for the count (S13).
     pub(crate) fn comes_too_late(&self, decision: &Decision, cost: u64) -> bool {
         let fits = |i: usize| {
-            let ((limit, _, reserved), usage) = (self.specs[i].amounts, &decision.usage()[i]);
+            let ((limit, _, reserved), usage) = (self.specs[0][i].amounts, &decision.usage()[i]);
             let debt = usage.used().saturating_sub(limit);
             cost + debt <= usage.remaining() + reserved
         };
@@ -281,7 +319,7 @@ impl Rig {
     }
 
     pub(crate) fn cost(&self, cost: &Cost) -> u64 {
-        let (limit, more, _) = self.specs[0].amounts;
+        let (limit, more, _) = self.specs[0][0].amounts;
         match cost {
             Cost::Of(cost) => *cost,
             Cost::Share(share) => (u128::from(limit) * u128::from(*share) / 1_000) as u64,
@@ -293,29 +331,50 @@ impl Rig {
     }
 
     pub(crate) fn remaining(&self) -> u64 {
-        let decision = answer(self.limiter.peek(KEY));
+        let decision = answer(self.limits.of(NAMES[0]).peek(KEYS[0]));
         decision.usage().iter().map(|s| s.remaining()).min().expect("a quota")
     }
 
     pub(crate) fn peek(&mut self, cost: u64) -> Decision {
-        let (now, terms) = (self.model_now(), self.terms());
-        let decision = peek(&self.limiter, KEY, cost);
-        let (expected, _) = self.model.ask(&terms, now, cost.into(), Ask::Peek);
-        assert_eq!(answer_of(&decision), expected, "peek {cost} at {now}");
-        decision
+        self.ask(Ask::Peek, &[(0, 0, cost)])
     }
 
     pub(crate) fn charge(&mut self, cost: u64, reserve: bool) -> Decision {
-        let (now, terms) = (self.model_now(), self.terms());
-        let ask = if reserve { Ask::Reserve } else { Ask::Charge };
-        let (expected, taken) = self.model.ask(&terms, now, cost.into(), ask);
-        let (decision, receipt) = charge(&self.limiter, KEY, cost, reserve);
-        assert_eq!(answer_of(&decision), expected, "{cost} at {now}, reserving: {reserve}");
-        self.resets = expected.reset;
-        match (receipt, taken) {
+        self.ask(if reserve { Ask::Reserve } else { Ask::Charge }, &[(0, 0, cost)])
+    }
+
+    fn ask(&mut self, ask: Ask, asked: &[Asked]) -> Decision {
+        let now = self.model_now();
+        let terms: Vec<_> = (0..self.specs.len()).map(|limit| self.terms(limit)).collect();
+        let (decision, receipt) = self.decide(ask, asked);
+        let mut lines = vec![];
+        for (limit, models) in self.models.iter_mut().enumerate() {
+            let Some(&(_, key, cost)) = asked.iter().find(|(of, ..)| *of == limit) else {
+                continue;
+            };
+            let (model, terms) = (&mut models[key], &terms[limit][..]);
+            lines.push(reference::Line { model, terms, cost: cost.into() });
+        }
+        let expected = together(&mut lines, now, ask);
+        let at = format!("{ask:?} {asked:?} at {now}");
+        assert_eq!(decision.allowed(), expected.allowed, "{at}");
+        let told = (decision.retry_at().map(ms), decision.ready_at().map(ms));
+        assert_eq!(told, (expected.retry_at, expected.ready_at), "{at}");
+        for (&(limit, ..), expected) in asked.iter().zip(&expected.answers) {
+            let told = answer_of(&decision.of(NAMES[limit]).expect("it took part"));
+            match asked {
+                [_] => assert_eq!(&told, expected, "{at}"),
+                _ => assert_eq!(told.numbers(), expected.numbers(), "{}: {at}", NAMES[limit]),
+            }
+        }
+        if ask != Ask::Peek {
+            self.has_others |= asked.iter().any(|&(limit, key, _)| limit + key > 0);
+            self.resets = expected.answers.iter().flat_map(|answer| answer.reset.clone()).collect();
+        }
+        match (receipt, expected.taken) {
             (Some(receipt), Some(taken)) => {
-                assert_eq!(receipt.decision().granted(), cost);
-                self.receipts.push((receipt, taken));
+                let taken = asked.iter().zip(taken).map(|(&(limit, key, _), of)| (limit, key, of));
+                self.receipts.push((receipt, taken.collect()));
             }
             (None, None) => {}
             _ => panic!("a receipt for each charge that passed, and no other"),
@@ -323,26 +382,75 @@ impl Rig {
         decision
     }
 
+    /// A limiter's charge is that of its limit alone.
+    fn decide(&self, ask: Ask, asked: &[Asked]) -> (Decision, Option<Receipt>) {
+        if let &[(limit, key, cost)] = asked {
+            let limiter = self.limits.of(NAMES[limit]);
+            return match ask {
+                Ask::Peek => (peek(limiter, KEYS[key], cost), None),
+                _ => charge(limiter, KEYS[key], cost, ask == Ask::Reserve),
+            };
+        }
+        let line = |&(limit, key, cost): &Asked| Line::new(NAMES[limit], KEYS[key], cost);
+        let lines: Vec<_> = asked.iter().map(line).collect();
+        let charged = match ask {
+            Ask::Peek => return (answer(self.limits.peek(&lines)), None),
+            Ask::Charge => answer(self.limits.charge(&lines)),
+            Ask::Reserve => answer(self.limits.reserve(&lines)),
+        };
+        match charged {
+            Ok(receipt) => (receipt.decision().clone(), Some(receipt)),
+            Err(refused) => (refused.decision().clone(), None),
+        }
+    }
+
+    /// Of several limits, some keep the cost that they were charged.
     pub(crate) fn settle(&mut self, of: usize, actual: Option<u64>) {
-        let (now, terms) = (self.model_now(), self.terms());
         let (receipt, taken) = self.receipts.swap_remove(of);
-        self.model.settle(&terms, taken, now, actual.unwrap_or(0).into());
+        let (now, alone) = (self.model_now(), taken.len() == 1);
+        let mut costs = vec![];
+        for (limit, key, taken) in taken {
+            let actual = match actual {
+                Some(actual) if !alone => actual / 4 * (limit as u64 + 1),
+                actual => actual.unwrap_or(0),
+            };
+            if !alone && actual % 5 == 4 {
+                continue;
+            }
+            let terms = self.terms(limit);
+            self.models[limit][key].settle(&terms, taken, now, actual.into());
+            costs.push((NAMES[limit], actual));
+        }
         answer(match actual {
-            Some(actual) => self.limiter.settle(receipt, actual),
-            None => self.limiter.refund(receipt),
+            Some(_) => self.limits.settle(receipt, costs),
+            None => self.limits.refund(receipt),
         });
     }
 
     /// Takes a step, and asserts that the answer and the usage afterwards are the reference's.
     pub(crate) fn take(&mut self, step: &Step, op: &Op) {
-        self.go_to(self.after(step));
+        let to = self.after(step);
+        if self.may_go_to(to) {
+            self.go_to(to);
+        }
         self.apply(op);
-        let _ = self.peek(1);
-        let _ = self.peek(0);
+        let limits = self.specs.len();
+        for (key, cost) in [(0, 1), (0, 0), (1, 0)] {
+            let all: Vec<_> = (0..limits).map(|limit| (limit, key, cost)).collect();
+            let _ = self.ask(Ask::Peek, &all);
+        }
     }
 
     pub(crate) fn apply(&mut self, op: &Op) {
         match op {
+            Op::Together(ask, lines) => {
+                let of_limits = lines.iter().enumerate().take(self.specs.len());
+                let asked = of_limits.filter_map(|(i, &(key, cost))| Some((i, key, cost?)));
+                let asked: Vec<_> = asked.collect();
+                if !asked.is_empty() {
+                    drop(self.ask(*ask, &asked));
+                }
+            }
             Op::Charge(cost) => drop(self.charge(self.cost(cost), false)),
             Op::Reserve(cost) => drop(self.charge(self.cost(cost), true)),
             Op::Peek(cost) => drop(self.peek(self.cost(cost))),
@@ -354,17 +462,27 @@ impl Rig {
                 self.settle(of.index(self.receipts.len()), Some(actual));
             }
             Op::Refund(_) | Op::Settle(..) => {}
-            Op::Reset => {
-                self.model.reset();
-                answer(self.limiter.reset(KEY));
+            Op::Reset(of) => {
+                let of = of.index(2 * self.specs.len());
+                let (limit, key) = (of / 2, of % 2);
+                self.models[limit][key].reset();
+                answer(self.limits.of(NAMES[limit]).reset(KEYS[key]));
             }
             Op::Limits(amounts) => {
-                let specs = self.specs.iter_mut().zip(amounts);
-                specs.for_each(|(spec, amounts)| spec.amounts = *amounts);
-                self.limiter.set_quotas(set(&self.specs).expect("checked"));
+                for (specs, name) in self.specs.iter_mut().zip(NAMES) {
+                    let specs_of = specs.iter_mut().zip(amounts);
+                    specs_of.for_each(|(spec, amounts)| spec.amounts = *amounts);
+                    self.limits.of(name).set_quotas(set(specs).expect("checked"));
+                }
             }
         }
     }
+}
+
+/// Limits of these quotas, on a store of their own.
+pub(crate) fn limits_of(specs: &[Vec<Spec>]) -> Limits {
+    let named = NAMES.iter().zip(specs);
+    Limits::new(named.map(|(name, specs)| Limit::new(set(specs).expect("checked")).name(name)))
 }
 
 pub(crate) fn ms(at: SystemTime) -> i128 {

@@ -69,6 +69,18 @@ async fn it_answers_in_githubs_json_and_charges_nothing() {
 }
 
 #[tokio::test]
+async fn limits_of_one_layer_are_listed_as_those_of_two() {
+    let limits =
+        [Quota::per_hour(5_000).name("core").key(Key::global()), everyone(30).name("search")];
+    let layer = FixedWindowLayer::new(Limits::new(limits).store(TestStore::new(Mood::Now)));
+    for _ in 0..2 {
+        layer.layer(Router::new()).oneshot(get("/")).await.expect("infallible");
+    }
+    let told = ask(&RateLimitEndpoint::new([&layer]), get("/")).await.1;
+    assert_eq!(told, STANDING.replace(r#""used":1,"remaining":29"#, r#""used":2,"remaining":28"#));
+}
+
+#[tokio::test]
 async fn it_answers_head_and_refuses_other_methods() {
     let app = app(Mood::Now);
     let head = Request::head("/rate_limit").body(Body::empty()).expect("a request");

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{Request, Response};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::{FixedWindowLayer, Key, Limiter};
 
-use crate::support::{ANSWERS, FarStore, everyone, get, layered, limiter_of, per_minute};
+use crate::support::{CASES, FarStore, beside, everyone, get, layered, limiter_of, per_minute};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -21,15 +21,10 @@ async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::empty()))
 }
 
-/// A limit of two a minute, in a store that is 10 ms away.
-fn far() -> (FarStore, FixedWindowLayer) {
+/// A limit of two a minute, in a store that is 10 ms away. It charges several limits in order.
+fn far(limits: usize) -> (FarStore, FixedWindowLayer) {
     let store = FarStore::new(|| 10);
-    (store.clone(), FixedWindowLayer::new(everyone(2).name("api").store(store)))
-}
-
-/// The limiter of such a layer.
-fn api(layer: &FixedWindowLayer) -> Limiter {
-    layer.limits().of("api").clone()
+    (store.clone(), FixedWindowLayer::new(beside(everyone(2), limits).store(store)))
 }
 
 /// The used tokens after all corrections.
@@ -40,14 +35,21 @@ async fn used(limiter: &Limiter) -> u64 {
 
 #[tokio::test(start_paused = true)]
 async fn a_hang_up_while_the_store_decides_is_refunded_if_the_layer_refunds_hang_ups() {
-    // Drops on the way to the store, and on the way back.
-    for after in [5, 15] {
-        for (layer, left) in [(far().1, 1), (far().1.refund_dropped(), 0)] {
-            let limiter = api(&layer);
-            let request = tokio::spawn(layer.layer(service_fn(inner)).oneshot(get("/")));
-            sleep(Duration::from_millis(after)).await;
-            request.abort();
-            assert_eq!(used(&limiter).await, left, "dropped after {after} ms");
+    for limits in 1..=3 {
+        // Drops on the way to each limit's count, and on the way back.
+        for (i, way) in (0..limits).flat_map(|i| [(i, 5), (i, 15)]) {
+            let after = 20 * i as u64 + way;
+            for (layer, counts) in [(far(limits).1, true), (far(limits).1.refund_dropped(), false)]
+            {
+                let limiter = limiter_of(&layer);
+                let request = tokio::spawn(layer.layer(service_fn(inner)).oneshot(get("/")));
+                sleep(Duration::from_millis(after)).await;
+                request.abort();
+                // Of a charge in order that is dropped nothing counts: not all were decided.
+                let counts = counts && limits == 1;
+                let used = used(&limiter).await;
+                assert_eq!(used, u64::from(counts), "{limits}, dropped after {after} ms");
+            }
         }
     }
 }
@@ -56,11 +58,11 @@ async fn a_hang_up_while_the_store_decides_is_refunded_if_the_layer_refunds_hang
 async fn a_charge_that_was_not_sent_is_cancelled() {
     let settings: [fn(FixedWindowLayer) -> FixedWindowLayer; 3] =
         [|layer| layer, |layer| layer.refund_dropped(), |layer| layer.queue(9, LONG)];
-    for set in settings {
-        let (store, limit) = far();
-        let limit = set(limit);
-        let limiter = api(&limit);
-        drop(limit.layer(service_fn(inner)).call(get("/")));
+    for (limits, set) in (1..=3).flat_map(|limits| settings.map(|set| (limits, set))) {
+        let (store, layer) = far(limits);
+        let layer = set(layer);
+        let limiter = limiter_of(&layer);
+        drop(layer.layer(service_fn(inner)).call(get("/")));
         assert_eq!(used(&limiter).await, 0);
         // The peek is the only call: the dropped request has sent none.
         assert_eq!(store.sent.load(Ordering::SeqCst), 1);
@@ -69,9 +71,9 @@ async fn a_charge_that_was_not_sent_is_cancelled() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
-    for after in [5, 15, 25] {
-        let layer = far().1.queue(1, LONG);
-        let limiter = api(&layer);
+    for (limits, after) in (1..=3).flat_map(|limits| [5, 15, 25].map(|after| (limits, after))) {
+        let layer = far(limits).1.queue(1, LONG);
+        let limiter = limiter_of(&layer);
         let service = layer.layer(service_fn(inner));
         for _ in 0..2 {
             let Ok(_) = service.clone().oneshot(get("/")).await;
@@ -79,7 +81,7 @@ async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
         let queued = tokio::spawn(service.clone().oneshot(get("/")));
         sleep(Duration::from_millis(after)).await;
         queued.abort();
-        assert_eq!(used(&limiter).await, 2, "dropped after {after} ms");
+        assert_eq!(used(&limiter).await, 2, "{limits} limits, dropped after {after} ms");
         // The queue's only place is free again.
         let Ok(response) = service.oneshot(get("/")).await;
         assert_eq!(response.status(), 200);
@@ -88,31 +90,34 @@ async fn a_hang_up_while_the_store_decides_leaves_the_queue() {
 
 #[tokio::test(start_paused = true)]
 async fn with_a_queue_a_hang_up_while_the_store_decides_counts_nothing() {
-    let layer = far().1.queue(1, LONG);
-    let limiter = api(&layer);
-    let request = tokio::spawn(layer.layer(service_fn(inner)).oneshot(get("/")));
-    sleep(Duration::from_millis(15)).await;
-    request.abort();
-    sleep(Duration::from_millis(50)).await;
-    assert_eq!(used(&limiter).await, 0);
+    for limits in 1..=3 {
+        let layer = far(limits).1.queue(1, LONG);
+        let limiter = limiter_of(&layer);
+        let request = tokio::spawn(layer.layer(service_fn(inner)).oneshot(get("/")));
+        sleep(Duration::from_millis(20 * limits as u64 - 5)).await;
+        request.abort();
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(used(&limiter).await, 0, "{limits} limits");
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_hang_up_after_queueing_counts_unless_the_layer_refunds_hang_ups() {
-    for refunds in [false, true] {
-        let (_, layer) = far();
+    for (limits, refunds) in (1..=3).flat_map(|limits| [(limits, false), (limits, true)]) {
+        let (start, layer) = (Instant::now(), far(limits).1);
         let layer = if refunds { layer.refund_dropped() } else { layer };
         let layer = layer.queue(9, LONG);
-        let limiter = api(&layer);
+        let limiter = limiter_of(&layer);
         let service = layer.layer(service_fn(inner));
         for _ in 0..2 {
             let Ok(_) = service.clone().oneshot(get("/")).await;
         }
         let queued = tokio::spawn(service.clone().oneshot(get("/")));
-        sleep(Duration::from_millis(58_500)).await;
+        // In the second in which the service works: the next minute's first.
+        sleep_until(start + Duration::from_millis(60_500)).await;
         assert!(!queued.is_finished(), "the service has it");
         queued.abort();
-        assert_eq!(used(&limiter).await, u64::from(!refunds));
+        assert_eq!(used(&limiter).await, u64::from(!refunds), "{limits} limits");
     }
 }
 
@@ -122,12 +127,12 @@ fn panicking<T>() -> T {
 
 #[tokio::test]
 async fn a_panic_in_a_closure_is_a_dropped_request() {
-    for mood in ANSWERS {
+    for case in CASES {
         for (layer, left) in [
-            (per_minute(9, mood).refund_dropped().on_decision(|_, _| panicking()), 0),
-            (per_minute(9, mood).refund_dropped().count_if(|_| panicking()), 0),
-            (per_minute(9, mood).on_decision(|_, _| panicking()), 1),
-            (per_minute(9, mood).count_if(|_| panicking()), 1),
+            (per_minute(9, case).refund_dropped().on_decision(|_, _| panicking()), 0),
+            (per_minute(9, case).refund_dropped().count_if(|_| panicking()), 0),
+            (per_minute(9, case).on_decision(|_, _| panicking()), 1),
+            (per_minute(9, case).count_if(|_| panicking()), 1),
         ] {
             let limiter = limiter_of(&layer);
             let service = layer.layer(service_fn(async |_: Request<Body>| {
@@ -146,11 +151,11 @@ async fn a_panic_in_a_closure_is_a_dropped_request() {
 
 #[tokio::test]
 async fn a_completed_request_is_not_refunded_when_its_future_is_dropped() {
-    for mood in ANSWERS {
+    for case in CASES {
         for layer in [
-            per_minute(9, mood).refund_dropped(),
-            per_minute(9, mood).refund_dropped().count_if(|_| true),
-            layered(everyone(9).shadow(), mood).refund_dropped().count_if(|_| true),
+            per_minute(9, case).refund_dropped(),
+            per_minute(9, case).refund_dropped().count_if(|_| true),
+            layered(everyone(9).shadow(), case).refund_dropped().count_if(|_| true),
         ] {
             let limiter = limiter_of(&layer);
             let service = layer.layer(service_fn(async |_: Request<Body>| {

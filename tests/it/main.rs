@@ -1,5 +1,6 @@
 //! The layer's promises over HTTP: one module for each subject.
 
+mod all_or_none;
 mod auto_traits;
 mod breaker;
 mod calendars;
@@ -18,15 +19,12 @@ mod hang_ups;
 mod header_formats;
 mod header_keys;
 mod headers;
-mod layer_of_several_limits;
 mod layer_order;
-mod limits_in_order;
 mod memory_metrics;
 mod metrics_and_logs;
 mod missed_windows;
 mod missing_keys;
 mod mistakes;
-mod one_limit_or_more;
 mod openapi;
 mod options;
 mod outbound;
@@ -35,7 +33,6 @@ mod pictures;
 mod queue;
 mod queue_faults;
 mod queue_nodes;
-mod queue_of_several_limits;
 mod queue_races;
 mod queue_random;
 mod random_operations;
@@ -47,6 +44,7 @@ mod routing;
 #[cfg(unix)]
 mod saved_counts;
 mod secrets;
+mod shadow_mode;
 mod shutdown;
 mod stacked_layers;
 mod stacked_random;

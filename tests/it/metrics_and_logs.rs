@@ -20,8 +20,8 @@ use tower_fixed_window::{
 };
 
 use crate::support::{
-    ANSWERS, Log, Mood, NOW_MS, TestStore, everyone, get, layered, limiter_of, named, paused_clock,
-    per_minute,
+    ANSWERS, Log, Mood, NOW_MS, TestStore, beside, everyone, get, layered, limiter_of, named,
+    paused_clock, per_minute,
 };
 
 type Limited = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
@@ -127,7 +127,7 @@ async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
     }
     flooded.record_metrics("flood");
     let overflowed = flooded.overflowed();
-    assert_eq!(overflowed, 1_000 - flooded.len() as u64);
+    assert_eq!(overflowed, 1_000 - flooded.live_entries() as u64);
     let flood = |outcome| format!(r#"decisions_total{{scope="flood",outcome="{outcome}"}}"#);
     let all = counts(&handle);
     let of = |name: &str| all.iter().find(|(n, _)| n == name).map_or(0, |(_, value)| *value);
@@ -145,7 +145,7 @@ async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
             (r#"overflow_total{scope="flood"}"#, overflowed),
             (r#"store_failures_total{scope="login"}"#, 5),
             (r#"store_seconds_count{scope="login"}"#, 5 + 5 + 1),
-            (r#"tracked_keys{store="flood"}"#, flooded.len() as u64),
+            (r#"tracked_keys{store="flood"}"#, flooded.live_entries() as u64),
             (r#"without_store_total{scope="login",policy="local"}"#, 7),
         ])
     );
@@ -208,30 +208,40 @@ async fn each_outcome_has_its_series_and_its_event() {
 /// Each request counts once, when it passes or is refused.
 #[tokio::test(start_paused = true)]
 async fn requests_that_wait_are_counted_with_how_long_they_did() {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
-    let layer = FixedWindowLayer::new(
-        Quota::per_second(1)
-            .name("api")
-            .key(Key::global())
-            .store(MemoryStore::new().clock(paused_clock())),
-    )
-    .queue(2, Duration::from_secs(60));
-    let service = limited(layer);
-    let requests = join_all((0..4).map(|_| ask(&service)));
-    let look = |name: &str| scraped(&handle).get(name).copied();
-    let (statuses, ()) = tokio::join!(requests, async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        assert_eq!(look(r#"waiting{scope="api"}"#), Some(2.0));
-        assert_eq!(look(r#"decisions_total{scope="api",outcome="passed"}"#), Some(1.0));
-    });
-    assert_eq!(statuses, [200, 200, 200, 429]);
-    assert_eq!(look(r#"waiting{scope="api"}"#), Some(0.0));
-    assert_eq!(look(r#"wait_seconds_count{scope="api"}"#), Some(2.0));
-    assert_eq!(look(r#"wait_seconds_sum{scope="api"}"#).map(f64::round), Some(3.0));
-    for (outcome, count) in [("passed", 3.0), ("refused", 1.0), ("reserved", 0.0)] {
-        let series = format!(r#"decisions_total{{scope="api",outcome="{outcome}"}}"#);
-        assert_eq!(look(&series), Some(count), "{outcome}");
+    for limits in 1..=3 {
+        let (recorder, handle) = recorder();
+        let _guard = metrics::set_default_local_recorder(recorder);
+        let limits = beside(Quota::per_second(1).key(Key::global()), limits);
+        let limits = limits.store(MemoryStore::new().clock(paused_clock()));
+        let service = limited(FixedWindowLayer::new(&limits).queue(2, Duration::from_secs(60)));
+        let requests = join_all((0..4).map(|_| ask(&service)));
+        // Each of a request's limits counts it.
+        let look = |name: &str, label: &str, expected: f64| {
+            let scraped = scraped(&handle);
+            for limiter in &limits {
+                let series = format!("{name}{{scope=\"{}\"{label}}}", limiter.name());
+                assert_eq!(
+                    scraped.get(&series).copied().map(f64::round),
+                    Some(expected),
+                    "{series}"
+                );
+            }
+        };
+        let (statuses, ()) = tokio::join!(requests, async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            look("waiting", "", 2.0);
+            look("decisions_total", r#",outcome="passed""#, 1.0);
+        });
+        assert_eq!(statuses, [200, 200, 200, 429]);
+        look("waiting", "", 0.0);
+        look("wait_seconds_count", "", 2.0);
+        look("wait_seconds_sum", "", 3.0);
+        look("decisions_total", r#",outcome="passed""#, 3.0);
+        let counts = scraped(&handle);
+        for (outcome, count) in [("refused", 1.0), ("reserved", 0.0)] {
+            let series = format!(r#"decisions_total{{scope="tested",outcome="{outcome}"}}"#);
+            assert_eq!(counts.get(&series), Some(&count), "{outcome}");
+        }
     }
 }
 

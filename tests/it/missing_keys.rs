@@ -11,11 +11,9 @@ use http::{Request, Response, StatusCode};
 use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
-use tower_fixed_window::{
-    FixedWindowLayer, GitHubBody, Key, KeyExtractor, Limit, MissingKey, Quota,
-};
+use tower_fixed_window::{GitHubBody, Key, KeyExtractor, Limit, MissingKey, Quota};
 
-use crate::support::{ANSWERS, Log, Mood, TestStore, get, layered, limit_headers, used};
+use crate::support::{CASES, Case, Log, Mood, get, layered, limit_headers, used};
 
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4711);
 
@@ -31,11 +29,11 @@ impl From<&User> for Key {
 /// The answer to a request under a limit of 1, and whether it reached the service.
 async fn ask(
     limit: impl Fn() -> Limit,
-    mood: Mood,
+    case: Case,
     request: Request<Body>,
 ) -> (Response<Body>, bool) {
     let calls = AtomicUsize::new(0);
-    let service = layered(limit(), mood).layer(service_fn(|_: Request<Body>| {
+    let service = layered(limit(), case).layer(service_fn(|_: Request<Body>| {
         calls.fetch_add(1, Ordering::SeqCst);
         async { Ok::<_, Infallible>(Response::new(Body::empty())) }
     }));
@@ -66,13 +64,13 @@ async fn a_missing_header_is_a_400_that_names_it() {
         }
         request
     };
-    for mood in ANSWERS {
+    for case in CASES {
         for values in [&[][..], &[""], &["alpha", "beta"]] {
-            let answer = ask(limit, mood, with(values)).await;
+            let answer = ask(limit, case, with(values)).await;
             let message = assert_refused(answer, StatusCode::BAD_REQUEST).await;
             assert!(message.contains("x-api-key"), "{message}");
         }
-        let (response, reached) = ask(limit, mood, with(&["alpha"])).await;
+        let (response, reached) = ask(limit, case, with(&["alpha"])).await;
         assert!(reached);
         assert_eq!(used(&response), 1);
     }
@@ -81,8 +79,8 @@ async fn a_missing_header_is_a_400_that_names_it() {
 #[tokio::test]
 async fn a_closure_that_finds_no_key_is_a_400() {
     let limit = || Limit::new(Quota::per_minute(1)).key_fn(|_| None);
-    for mood in ANSWERS {
-        assert_refused(ask(limit, mood, get("/")).await, StatusCode::BAD_REQUEST).await;
+    for case in CASES {
+        assert_refused(ask(limit, case, get("/")).await, StatusCode::BAD_REQUEST).await;
     }
 }
 
@@ -91,12 +89,15 @@ async fn a_missing_peer_address_is_a_500_and_its_fix_is_logged_once() {
     // No other test in this program makes the same mistake, which a process logs once.
     let log = Log::start();
     let limit = || Limit::new(Quota::per_minute(1));
-    for mood in ANSWERS {
+    for case in CASES {
         for _ in 0..3 {
-            let answer = ask(limit, mood, get("/")).await;
+            let answer = ask(limit, case, get("/")).await;
             let message = assert_refused(answer, StatusCode::INTERNAL_SERVER_ERROR).await;
             assert!(!message.contains("connect_info"), "the set-up is not the client's: {message}");
         }
+        // The client's own omission is no mistake.
+        let by_user = || Quota::per_minute(1).key(header("x-user"));
+        assert_refused(ask(by_user, case, get("/")).await, StatusCode::BAD_REQUEST).await;
     }
     let log = log.warnings();
     assert_eq!(log.lines().count(), 1, "{log}");
@@ -108,12 +109,12 @@ async fn a_missing_peer_address_is_a_500_and_its_fix_is_logged_once() {
 #[tokio::test]
 async fn a_peer_address_from_axum_or_from_peer_addr_counts() {
     let limit = || Limit::new(Quota::per_minute(1));
-    for mood in ANSWERS {
+    for case in CASES {
         let (mut axum, mut other) = (get("/"), get("/"));
         axum.extensions_mut().insert(ConnectInfo(PEER));
         other.extensions_mut().insert(PeerAddr(PEER));
         for request in [axum, other] {
-            let (response, reached) = ask(limit, mood, request).await;
+            let (response, reached) = ask(limit, case, request).await;
             assert!(reached);
             assert_eq!(used(&response), 1);
         }
@@ -124,22 +125,20 @@ async fn a_peer_address_from_axum_or_from_peer_addr_counts() {
 async fn an_extension_that_no_layer_set_is_a_500_unless_there_is_a_fallback() {
     let strict = || Quota::per_minute(1).key(extension::<User>());
     let lenient = || Quota::per_minute(1).key(extension::<User>().or(peer_ip()));
-    for mood in ANSWERS {
-        let answer = ask(strict, mood, get("/")).await;
+    for case in CASES {
+        let answer = ask(strict, case, get("/")).await;
         assert_refused(answer, StatusCode::INTERNAL_SERVER_ERROR).await;
 
         let mut request = get("/");
         request.extensions_mut().insert(PeerAddr(PEER));
-        assert!(ask(lenient, mood, request).await.1);
+        assert!(ask(lenient, case, request).await.1);
     }
 }
 
 #[tokio::test]
 async fn each_key_has_its_own_count() {
-    for mood in ANSWERS {
-        let layer = FixedWindowLayer::new(
-            Quota::per_minute(1).key(extension::<User>()).store(TestStore::new(mood)),
-        );
+    for case in CASES {
+        let layer = layered(Quota::per_minute(1).key(extension::<User>()), case);
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             Ok::<_, Infallible>(Response::new(Body::empty()))
         }));
@@ -147,7 +146,7 @@ async fn each_key_has_its_own_count() {
             let mut request = get("/");
             request.extensions_mut().insert(User(user));
             let response = service.clone().oneshot(request).await.expect("infallible");
-            assert_eq!(response.status(), status, "{mood:?}: user {user}");
+            assert_eq!(response.status(), status, "{case:?}: user {user}");
         }
     }
 }

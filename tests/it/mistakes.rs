@@ -131,21 +131,6 @@ async fn without_addresses() {
 const CONNECT_INFO: &str = "into_make_service_with_connect_info::<SocketAddr>()";
 
 #[test]
-fn a_key_that_the_server_leaves_out_is_a_mistake_in_several_limits_too() {
-    let log = logged(async || {
-        let by = |key: Limit| {
-            let layer =
-                FixedWindowLayer::new([QUOTA.name("all").key(Key::global()), key.name("each")]);
-            async move { ask(&layer, Request::new(Body::empty())).await.status() }
-        };
-        // The client's own omission is none.
-        assert_eq!(by(QUOTA.key(header("x-user"))).await, StatusCode::BAD_REQUEST);
-        assert_eq!(by(QUOTA.key(peer_ip())).await, StatusCode::INTERNAL_SERVER_ERROR);
-    });
-    assert!(only_line(&log).contains(CONNECT_INFO), "{log:?}");
-}
-
-#[test]
 fn without_a_subscriber_a_mistake_goes_to_standard_error() {
     let log = logged(async || without_addresses().await);
     assert!(only_line(&log).starts_with("tower_fixed_window: "), "{log:#?}");

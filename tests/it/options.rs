@@ -1,5 +1,5 @@
 //! The layer's options: plans, costs, outcomes, shadow mode, changes at run time. Each over a store
-//! that answers at once and one that answers later.
+//! that answers at once and one that answers later, for one limit, two and three.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,14 +9,15 @@ use futures_util::{StreamExt, stream};
 use http::{HeaderMap, Request, Response, StatusCode};
 use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_fixed_window::key::header;
 use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, Limit, Limiter, ManualClock, MemoryStore, OnStoreFailure,
-    Plan, Quota, TrueCost,
+    Decision, FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore,
+    OnStoreFailure, Plan, Quota, TrueCost,
 };
 
 use crate::support::{
-    ANSWERS, Mood, NOW_MS, TestStore, everyone, get, layered, limit_headers, limiter_of,
-    per_minute, used,
+    ANSWERS, CASES, Case, Mood, NOW_MS, TestStore, beside, everyone, get, layered, limit_headers,
+    limiter_of, per_minute, used,
 };
 
 /// Lets corrections finish, which are made in the background.
@@ -37,7 +38,7 @@ async fn inner(request: Request<Body>) -> Result<Response<Body>, std::convert::I
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let mut response = Response::new(Body::empty());
     if let Some(cost) = path.strip_prefix("cost/") {
-        response.extensions_mut().insert(TrueCost::of("", cost.parse().expect("a number")));
+        response.extensions_mut().insert(TrueCost::of("tested", cost.parse().expect("a number")));
     } else if let Ok(status) = path.parse::<u16>() {
         *response.status_mut() = StatusCode::from_u16(status).expect("a status");
     }
@@ -60,6 +61,13 @@ macro_rules! service {
     };
 }
 
+/// Those of other limits are there.
+fn assert_no_fields_of_tested<B>(response: &Response<B>, case: Case) {
+    let fields = limit_headers(response);
+    assert_ne!(fields.get("resource"), Some(&"tested"));
+    assert_eq!(fields.is_empty(), case.limits == Some(1), "{case:?}: {fields:?}");
+}
+
 async fn call<S>(service: &mut S, path: &str) -> Response<Body>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = std::convert::Infallible>,
@@ -72,13 +80,13 @@ where
 
 #[tokio::test]
 async fn plans_share_a_counter_and_differ_in_their_limits() {
-    for mood in ANSWERS {
+    for case in CASES {
         let layer = layered(
             Limit::by_plan(|parts, _| {
                 Quota::per_minute(if parts.uri.path() == "/pro" { 3 } else { 1 })
             })
             .key(Key::global()),
-            mood,
+            case,
         );
         let mut service = service!(layer);
         assert_eq!(limit_headers(&call(&mut service, "/free").await)["limit"], "1");
@@ -98,25 +106,25 @@ async fn plans_share_a_counter_and_differ_in_their_limits() {
 
 #[tokio::test]
 async fn a_refusal_names_the_plan_that_refused() {
-    for mood in ANSWERS {
-        let layer = layered(Limit::by_plan(|_, _| Quota::per_hour(0)).key(Key::global()), mood);
+    for case in CASES {
+        let layer = layered(Limit::by_plan(|_, _| Quota::per_hour(0)).key(Key::global()), case);
         let refused = call(&mut service!(layer), "/").await;
         let body = axum::body::to_bytes(refused.into_body(), 1_000).await.expect("a body");
         let text = std::str::from_utf8(&body).expect("JSON");
-        assert!(text.contains(r#""violated-policies":["0/hour"]"#), "{text}");
+        assert!(text.contains(r#""violated-policies":["tested:0/hour"]"#), "{text}");
     }
 }
 
 #[tokio::test]
 async fn a_request_costs_what_the_closure_says() {
-    for mood in ANSWERS {
+    for case in CASES {
         let layer = layered(
             everyone(10).cost_fn(|parts| match parts.uri.path() {
                 "/free" => 0,
                 "/huge" => 11,
                 _ => 4,
             }),
-            mood,
+            case,
         );
         let mut service = service!(layer);
         assert_eq!(used(&call(&mut service, "/").await), 4);
@@ -131,13 +139,15 @@ async fn a_request_costs_what_the_closure_says() {
         assert!(refused.headers().contains_key("retry-after"));
         let wait = refused.headers()["retry-after"].to_str().expect("digits").to_owned();
         let told = body(refused).await;
-        assert_eq!(told["message"], "API rate limit exceeded: 10/minute; 2 left for a cost of 4");
+        assert_eq!(
+            told["message"],
+            "API rate limit exceeded: tested:10/minute; 2 left for a cost of 4"
+        );
         assert_eq!(told["retry_after"].to_string(), wait);
         let never = call(&mut service, "/huge").await;
         assert_eq!(never.status(), 429);
         assert!(!never.headers().contains_key("retry-after"), "it can never fit");
-        let exceeds =
-            "API rate limit exceeded: 10/minute; 2 left for a cost of 11, which exceeds the limit";
+        let exceeds = "API rate limit exceeded: tested:10/minute; 2 left for a cost of 11, which exceeds the limit";
         let told = body(never).await;
         assert_eq!((&told["message"], told.get("retry_after")), (&exceeds.into(), None));
         assert_eq!(call(&mut service, "/free").await.status(), 200);
@@ -146,9 +156,9 @@ async fn a_request_costs_what_the_closure_says() {
 
 #[tokio::test]
 async fn the_status_of_a_refusal_can_be_chosen() {
-    for mood in ANSWERS {
+    for case in CASES {
         let refused =
-            call(&mut service!(per_minute(0, mood).status(StatusCode::FORBIDDEN)), "/").await;
+            call(&mut service!(per_minute(0, case).status(StatusCode::FORBIDDEN)), "/").await;
         assert_eq!(refused.status(), 403);
         let body = axum::body::to_bytes(refused.into_body(), 1_000).await.expect("a body");
         assert!(std::str::from_utf8(&body).expect("JSON").contains(r#""status":403"#));
@@ -157,8 +167,8 @@ async fn the_status_of_a_refusal_can_be_chosen() {
 
 #[tokio::test]
 async fn only_failures_count() {
-    for mood in ANSWERS {
-        let layer = per_minute(2, mood).count_if(|response| response.status == 401);
+    for case in CASES {
+        let layer = per_minute(2, case).count_if(|response| response.status == 401);
         let limiter = limiter_of(&layer);
         let mut service = service!(layer);
         for _ in 0..10 {
@@ -227,8 +237,8 @@ impl Gate {
 
 #[tokio::test]
 async fn a_request_counts_until_its_outcome_is_known() {
-    for mood in ANSWERS {
-        let layer = per_minute(5, mood).count_if(|response| response.status == 401);
+    for case in CASES {
+        let layer = per_minute(5, case).count_if(|response| response.status == 401);
         let gate = Gate::new();
         let service = gate.service(&layer);
         let tried: Vec<_> =
@@ -247,11 +257,13 @@ async fn a_request_counts_until_its_outcome_is_known() {
 
 #[tokio::test]
 async fn a_dropped_request_is_refunded_only_with_refund_dropped() {
-    for mood in ANSWERS {
+    for case in CASES {
         for (layer, left) in [
-            (per_minute(9, mood), 1),
-            (per_minute(9, mood).refund_dropped(), 0),
-            (per_minute(9, mood).count_if(|_| false), 1),
+            (per_minute(9, case), 1),
+            (per_minute(9, case).refund_dropped(), 0),
+            (per_minute(9, case).count_if(|_| false), 1),
+            (layered(everyone(9).shadow(), case), 1),
+            (layered(everyone(9).shadow(), case).refund_dropped(), 0),
         ] {
             let limiter = limiter_of(&layer);
             let service = Gate::new().service(&layer);
@@ -267,8 +279,8 @@ async fn a_dropped_request_is_refunded_only_with_refund_dropped() {
 
 #[tokio::test]
 async fn a_panic_in_the_service_is_a_dropped_request() {
-    for mood in ANSWERS {
-        let layer = per_minute(9, mood).refund_dropped();
+    for case in CASES {
+        let layer = per_minute(9, case).refund_dropped();
         let limiter = limiter_of(&layer);
         let service = layer.layer(service_fn(|_: Request<Body>| async {
             if true {
@@ -283,8 +295,8 @@ async fn a_panic_in_the_service_is_a_dropped_request() {
 
 #[tokio::test]
 async fn a_reported_cost_corrects_the_charge() {
-    for mood in ANSWERS {
-        let layer = layered(everyone(100).cost_fn(|_| 10).settled(), mood);
+    for case in CASES {
+        let layer = layered(everyone(100).cost_fn(|_| 10).settled(), case);
         let limiter = limiter_of(&layer);
         let mut service = service!(layer);
         assert_eq!(used(&call(&mut service, "/cost/4").await), 4, "less is returned");
@@ -297,10 +309,24 @@ async fn a_reported_cost_corrects_the_charge() {
     }
 }
 
+/// The documentation of `cost_fn` and `settled` promises this for estimates.
+#[tokio::test]
+async fn an_estimate_of_zero_passes_where_the_true_cost_does_not_fit_and_one_of_one_does_not() {
+    for (case, (estimate, status)) in
+        CASES.into_iter().flat_map(|case| [(0, 200), (1, 429)].map(|of| (case, of)))
+    {
+        let mut service =
+            service!(layered(everyone(100).cost_fn(move |_| estimate).settled(), case));
+        assert_eq!(call(&mut service, "/cost/100").await.status(), 200);
+        let after = call(&mut service, "/cost/50").await.status();
+        assert_eq!(after, status, "estimated at {estimate}, and nothing is left");
+    }
+}
+
 #[tokio::test]
 async fn a_layer_that_counts_requests_ignores_what_they_cost() {
-    for mood in ANSWERS {
-        let (requests, tokens) = (per_minute(9, mood), layered(everyone(999).settled(), mood));
+    for case in CASES {
+        let (requests, tokens) = (per_minute(9, case), layered(everyone(999).settled(), case));
         let (of_requests, of_tokens) = (limiter_of(&requests), limiter_of(&tokens));
         let mut service =
             ServiceBuilder::new().layer(requests).layer(tokens).service(service_fn(inner));
@@ -314,7 +340,7 @@ async fn a_layer_that_counts_requests_ignores_what_they_cost() {
 fn streaming(chunks: u64) -> Response<Body> {
     let (cost, mut meter) = TrueCost::metered();
     let chunks = stream::iter(0..chunks).map(move |_| {
-        meter.add("", 1);
+        meter.add("tested", 1);
         Ok::<_, std::convert::Infallible>("chunk")
     });
     let mut response = Response::new(Body::from_stream(chunks));
@@ -325,8 +351,8 @@ fn streaming(chunks: u64) -> Response<Body> {
 /// The client hangs up before the first chunk, and the service may have bought what it costs.
 #[tokio::test]
 async fn a_stream_that_reported_no_cost_keeps_its_estimate() {
-    for mood in ANSWERS {
-        let layer = layered(everyone(1_000).cost_fn(|_| 10).settled(), mood);
+    for case in CASES {
+        let layer = layered(everyone(1_000).cost_fn(|_| 10).settled(), case);
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             Ok::<_, std::convert::Infallible>(streaming(300))
         }));
@@ -340,8 +366,8 @@ async fn a_stream_that_reported_no_cost_keeps_its_estimate() {
 
 #[tokio::test]
 async fn a_streamed_response_settles_once_when_it_ends_or_is_dropped() {
-    for mood in ANSWERS {
-        let layer = layered(everyone(1_000).cost_fn(|_| 10).settled(), mood);
+    for case in CASES {
+        let layer = layered(everyone(1_000).cost_fn(|_| 10).settled(), case);
         let limiter = limiter_of(&layer);
         let service = layer.layer(service_fn(async |_: Request<Body>| {
             Ok::<_, std::convert::Infallible>(streaming(300))
@@ -367,28 +393,29 @@ async fn a_streamed_response_settles_once_when_it_ends_or_is_dropped() {
 
 #[tokio::test]
 async fn a_body_that_ends_before_its_response_is_seen_settles_too() {
-    for mood in ANSWERS {
-        let layer = layered(everyone(1_000).settled(), mood);
+    // A cost of nothing is a cost.
+    for (case, cost) in CASES.into_iter().flat_map(|case| [(case, 7), (case, 0)]) {
+        let layer = layered(everyone(1_000).settled(), case);
         let limiter = limiter_of(&layer);
-        let service = layer.layer(service_fn(async |_: Request<Body>| {
-            let (cost, mut meter) = TrueCost::metered();
-            meter.add("", 7);
+        let service = layer.layer(service_fn(move |_: Request<Body>| {
+            let (reported, mut meter) = TrueCost::metered();
+            meter.set("tested", cost);
             drop(meter);
             let mut response = Response::new(Body::empty());
-            response.extensions_mut().insert(cost);
-            Ok::<_, std::convert::Infallible>(response)
+            response.extensions_mut().insert(reported);
+            std::future::ready(Ok::<_, std::convert::Infallible>(response))
         }));
         let Ok(_) = service.oneshot(get("/")).await;
-        assert_eq!(peeked(&limiter).await, 7);
+        assert_eq!(peeked(&limiter).await, cost);
     }
 }
 
 #[tokio::test]
 async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_counts() {
-    for mood in ANSWERS {
+    for case in CASES {
         for refusing in 0..3 {
             let limits = [0, 1, 2].map(|i| if i == refusing { 0 } else { 10 + i });
-            let layers = limits.map(|limit| per_minute(limit, mood));
+            let layers = limits.map(|limit| per_minute(limit, case));
             let limiters = layers.each_ref().map(limiter_of);
             let [a, b, c] = layers;
             let mut service =
@@ -410,10 +437,10 @@ async fn when_one_of_stacked_layers_refuses_only_its_headers_are_sent_and_none_c
 
 #[tokio::test]
 async fn a_refusal_without_headers_is_not_counted_by_an_outer_layer() {
-    for mood in ANSWERS {
-        let outer = per_minute(9, mood);
+    for case in CASES {
+        let outer = per_minute(9, case);
         let limiter = limiter_of(&outer);
-        let keyless = layered(everyone(9).key_fn(|_| None), mood);
+        let keyless = layered(everyone(9).key_fn(|_| None), case);
         let mut service =
             ServiceBuilder::new().layer(outer).layer(keyless).service(service_fn(inner));
         assert_eq!(call(&mut service, "/").await.status(), 400);
@@ -423,14 +450,14 @@ async fn a_refusal_without_headers_is_not_counted_by_an_outer_layer() {
 
 #[tokio::test]
 async fn shadow_mode_counts_but_neither_refuses_nor_sends_headers() {
-    for mood in ANSWERS {
-        let layer = layered(everyone(2).shadow(), mood);
+    for case in CASES {
+        let layer = layered(everyone(2).shadow(), case);
         let limiter = limiter_of(&layer);
         let mut service = service!(layer);
         for _ in 0..5 {
             let response = call(&mut service, "/").await;
             assert_eq!(response.status(), 200);
-            assert!(limit_headers(&response).is_empty());
+            assert_no_fields_of_tested(&response, case);
         }
         assert_eq!(peeked(&limiter).await, 2, "what would have been refused is not counted");
         limiter.set_shadow(false);
@@ -465,12 +492,12 @@ async fn shadow_mode_lets_requests_without_a_key_and_a_failing_store_pass() {
 
 #[tokio::test]
 async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() {
-    for mood in ANSWERS {
-        let store = TestStore::new(mood);
+    for case in CASES {
+        let store = TestStore::new(case.mood);
         let clock = store.clock.clone();
-        let limiter = everyone(2).name("api").store(store);
-        let layer = FixedWindowLayer::new(&limiter);
-        let (mut one, mut other) = (service!(layer.clone()), service!(layer));
+        let limits = beside(everyone(2), case.limits.expect("so many")).store(store);
+        let (limiter, layer) = (limits.of("tested"), || FixedWindowLayer::new(&limits));
+        let (mut one, mut other) = (service!(layer()), service!(layer()));
         assert_eq!(used(&call(&mut one, "/").await), 1);
         assert_eq!(used(&call(&mut other, "/").await), 2);
         assert_eq!(call(&mut one, "/").await.status(), 429);
@@ -497,10 +524,10 @@ async fn a_limit_that_is_changed_applies_to_the_next_request_of_every_service() 
 
 #[tokio::test]
 async fn handlers_find_the_decision_if_the_layer_exposes_it() {
-    for mood in ANSWERS {
-        let response = call(&mut service!(per_minute(9, mood)), "/").await;
+    for case in CASES {
+        let response = call(&mut service!(per_minute(9, case)), "/").await;
         assert!(!response.headers().contains_key("seen-by-handler"));
-        let response = call(&mut service!(per_minute(9, mood).expose_decision()), "/").await;
+        let response = call(&mut service!(per_minute(9, case).expose_decision()), "/").await;
         assert_eq!(response.headers()["seen-by-handler"], "8");
     }
 }
@@ -514,8 +541,8 @@ async fn an_exempted_preflight_is_neither_counted_nor_refused() {
             .body(Body::empty())
             .expect("a request")
     };
-    for mood in ANSWERS {
-        let layer = per_minute(0, mood);
+    for case in CASES {
+        let layer = per_minute(0, case);
         let Ok(response) = service!(layer.clone()).oneshot(preflight()).await;
         assert_eq!(response.status(), 429, "unless it is exempted");
         let mut service = service!(layer.skip_preflight());
@@ -556,11 +583,10 @@ async fn a_request_still_running_at_the_end_of_its_window_refunds_no_other_windo
 }
 
 /// A layer whose requests cost what their metered bodies say, and its clock.
-fn metered(limit: impl Into<Limit>) -> (FixedWindowLayer, ManualClock) {
+fn metered(limit: impl Into<Limit>, limits: usize) -> (FixedWindowLayer, ManualClock) {
     let clock = ManualClock::at_ms(NOW_MS);
-    let limit = limit.into().key(Key::global()).settled();
-    let layer = FixedWindowLayer::new(limit.store(MemoryStore::new().clock(clock.clone())));
-    (layer, clock)
+    let limits = beside(limit.into().key(Key::global()).settled(), limits);
+    (FixedWindowLayer::new(limits.store(MemoryStore::new().clock(clock.clone()))), clock)
 }
 
 /// The answer to a request whose body costs 35, and is still being sent.
@@ -579,23 +605,28 @@ async fn end(response: Response<Body>) {
 
 #[tokio::test]
 async fn a_reported_cost_is_settled_under_the_plan_of_its_request() {
-    let of_key = metered(Quota::per_minute(1_000));
     let far = SystemTime::now() + Duration::from_secs(86_400);
-    limiter_of(&of_key.0).set_key_quotas_until(Key::global(), Quota::per_minute(10), far);
-    for (layer, clock) in [metered(Limit::by_plan(|_, _| Quota::per_minute(10))), of_key] {
-        end(streamed(&layer).await).await;
-        // 25 of debt: gone in three windows of 10, not in the next of 1,000.
-        for (minute, status) in [(1, 429), (2, 429), (3, 200)] {
-            clock.set_ms(NOW_MS + minute * 60_000);
-            assert_eq!(call(&mut service!(layer.clone()), "/").await.status(), status);
+    for limits in 1..=3 {
+        let of_key = metered(Quota::per_minute(1_000), limits);
+        limiter_of(&of_key.0).set_key_quotas_until(Key::global(), Quota::per_minute(10), far);
+        let of_plan = metered(Limit::by_plan(|_, _| Quota::per_minute(10)), limits);
+        for (layer, clock) in [of_plan, of_key] {
+            end(streamed(&layer).await).await;
+            // 25 of debt: gone in three windows of 10, not in the next of 1,000.
+            for (minute, status) in [(1, 429), (2, 429), (3, 200)] {
+                clock.set_ms(NOW_MS + minute * 60_000);
+                assert_eq!(call(&mut service!(layer.clone()), "/").await.status(), status);
+            }
         }
     }
 }
 
 #[tokio::test]
 async fn a_correction_uses_a_limit_that_changed_meanwhile() {
-    for (before, after, next) in [(1_000, 10, 429), (10, 1_000, 200)] {
-        let (layer, clock) = metered(Quota::per_minute(5));
+    for (limits, (before, after, next)) in
+        (1..=3).flat_map(|limits| [(1_000, 10, 429), (10, 1_000, 200)].map(|case| (limits, case)))
+    {
+        let (layer, clock) = metered(Quota::per_minute(5), limits);
         let limiter = limiter_of(&layer);
         limiter.set_quotas(Quota::per_minute(before));
         let response = streamed(&layer).await;
@@ -610,15 +641,17 @@ async fn a_correction_uses_a_limit_that_changed_meanwhile() {
 
 #[tokio::test]
 async fn a_cost_known_with_the_response_uses_a_limit_that_changed_meanwhile() {
-    let (layer, clock) = metered(Quota::per_minute(1_000));
-    let gate = Gate::new();
-    let request = tokio::spawn(gate.service(&layer).oneshot(get("/cost/35")));
-    corrected().await;
-    limiter_of(&layer).set_quotas(Quota::per_minute(10));
-    gate.0.add_permits(1);
-    let Ok(_) = request.await.expect("no panic");
-    clock.set_ms(NOW_MS + 60_000);
-    assert_eq!(call(&mut service!(layer), "/").await.status(), 429);
+    for limits in 1..=3 {
+        let (layer, clock) = metered(Quota::per_minute(1_000), limits);
+        let gate = Gate::new();
+        let request = tokio::spawn(gate.service(&layer).oneshot(get("/cost/35")));
+        corrected().await;
+        limiter_of(&layer).set_quotas(Quota::per_minute(10));
+        gate.0.add_permits(1);
+        let Ok(_) = request.await.expect("no panic");
+        clock.set_ms(NOW_MS + 60_000);
+        assert_eq!(call(&mut service!(layer), "/").await.status(), 429);
+    }
 }
 
 #[tokio::test]
@@ -633,20 +666,24 @@ async fn a_plan_that_is_none_has_no_limit_whatever_type_the_closure_returns() {
         let plan = move |parts: &_, _: &_| is_free(parts).then_some(quotas);
         Limit::by_plan(plan).key(Key::global())
     }
-    for mood in ANSWERS {
+    for case in CASES {
         let (one, several) = (Quota::per_minute(1), Quota::per_minute(1).and(Quota::per_hour(1)));
         let layers = [
-            layered(by_plan(one), mood),
-            layered(by_plan(several), mood),
-            layered(by_plan(one), mood).queue(9, Duration::ZERO),
+            layered(by_plan(one), case),
+            layered(by_plan(several), case),
+            layered(by_plan(one), case).queue(9, Duration::ZERO),
         ];
-        for layer in layers {
+        // A request for which all limits are unlimited is in the last of these.
+        let none = [by_plan(one).name("tested"), by_plan(several).name("other")];
+        let none = FixedWindowLayer::new(Limits::new(none).store(TestStore::new(case.mood)));
+        let alone = Case { limits: Some(1), ..case };
+        for (layer, case) in layers.map(|layer| (layer, case)).into_iter().chain([(none, alone)]) {
             let service = layer.layer(Router::new());
             for _ in 0..3 {
                 let unlimited =
                     service.clone().oneshot(get("/unlimited")).await.expect("infallible");
                 assert_eq!(unlimited.status(), StatusCode::NOT_FOUND, "the router's");
-                assert!(limit_headers(&unlimited).is_empty());
+                assert_no_fields_of_tested(&unlimited, case);
             }
             let first = service.clone().oneshot(get("/")).await.expect("infallible");
             assert_eq!(used(&first), 1, "what has no limit was not counted");
@@ -673,7 +710,6 @@ async fn each_hook_sees_the_decision() {
 #[tokio::test]
 async fn an_extractor_may_be_chosen_at_run_time() {
     use std::sync::Arc;
-    use tower_fixed_window::key::header;
     use tower_fixed_window::{Key, KeyExtractor};
 
     let boxed: Box<dyn KeyExtractor> = Box::new(header("x-key"));
@@ -691,5 +727,36 @@ async fn an_extractor_may_be_chosen_at_run_time() {
             continue;
         };
         assert_eq!(limiter.peek(key).await.expect("memory").used(), 1);
+    }
+}
+
+/// The same limit, however it is written.
+#[tokio::test]
+async fn setters_of_a_limit_have_no_order() {
+    type Setter = fn(Limit) -> Limit;
+    let setters: [Setter; 5] = [
+        |limit| limit.name("tested"),
+        |limit| limit.key(header("x-tenant")),
+        |limit| limit.cost_fn(|_| 3),
+        |limit| limit.settled(),
+        |limit| limit.track_refused(10),
+    ];
+    let mut order = [0, 1, 2, 3, 4];
+    // Swaps of neighbours, until each setter was first and last.
+    for i in 0..20 {
+        order.swap(i % 4, i % 4 + 1);
+        let by_quota = Limit::new(Quota::per_hour(5));
+        let limit = order.iter().fold(by_quota, |limit, setter| setters[*setter](limit));
+        let layer = FixedWindowLayer::new(limit.store(MemoryStore::new()));
+        let mut service = service!(layer.clone());
+        let mut ask = async |path| {
+            let request = Request::get(path).header("x-tenant", "a").body(Body::empty());
+            let Ok(response) = service.call(request.expect("a request")).await;
+            response.status().as_u16()
+        };
+        assert_eq!((ask("/cost/4").await, ask("/cost/1").await), (200, 429), "{order:?}");
+        let tenants = limiter_of(&layer);
+        let used = tenants.peek(Key::secret("a")).await.expect("it answers").used();
+        assert_eq!((used, tenants.refused().expect("it tracks").total), (4, 1), "{order:?}");
     }
 }

@@ -1,7 +1,8 @@
-//! Waiting for a window instead of being refused, on tokio's paused clock.
+//! Waiting for a window instead of being refused, on tokio's paused clock: in one line for each key, or
+//! each combination of keys (S13).
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,22 +11,38 @@ use allocation_counter::measure;
 use axum::body::Body;
 use futures_util::FutureExt;
 use http::{Request, Response};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
 use tower_fixed_window::{
-    FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, Limits, MemoryStore, Quota, Quotas, Store,
+    FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, Limits, MemoryStore, Plan, Quota, Quotas,
+    Store,
 };
 
-use crate::support::{FarStore, get, limiter_of, paused_clock};
+use crate::support::{FarStore, beside, get, limiter_of, paused_clock};
 
-fn ten_a_second(queue: u64, max_wait: Duration) -> FixedWindowLayer {
-    in_memory(Quota::per_second(10).key(Key::global())).queue(queue, max_wait)
+/// Layers of one limit, two and three, of which this one may refuse. Each is built when it is asked
+/// for: then its clock shows the start of a minute.
+fn in_memory(limit: Limit) -> impl Iterator<Item = FixedWindowLayer> {
+    in_stores(limit, || MemoryStore::new().clock(paused_clock()))
 }
 
-fn in_memory(limit: Limit) -> FixedWindowLayer {
-    FixedWindowLayer::new(limit.store(MemoryStore::new().clock(paused_clock())))
+fn far_away(limit: Limit) -> impl Iterator<Item = FixedWindowLayer> {
+    in_stores(limit, || FarStore::new(|| 20))
+}
+
+fn in_stores<S: Store>(
+    limit: Limit,
+    store: impl Fn() -> S,
+) -> impl Iterator<Item = FixedWindowLayer> {
+    (1..=3).map(move |limits| FixedWindowLayer::new(beside(limit.clone(), limits).store(store())))
+}
+
+fn ten_a_second(queue: u64, max_wait: Duration) -> impl Iterator<Item = FixedWindowLayer> {
+    in_memory(Quota::per_second(10).key(Key::global()))
+        .map(move |layer| layer.queue(queue, max_wait))
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -47,110 +64,144 @@ fn noting(
     }))
 }
 
-#[tokio::test(start_paused = true)]
-async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_next_is_refused() {
-    let served = Served::default();
-    let service = noting(&ten_a_second(30, LONG), &served);
-    let mut waiting = Vec::new();
-    for i in 0..40 {
-        waiting.push(tokio::spawn(service.clone().oneshot(get(&format!("/{i:02}")))));
-        tokio::task::yield_now().await;
-    }
-    let Ok(refused) = service.oneshot(get("/refused")).await;
-    assert_eq!(refused.status(), 429);
-    // The waiting requests fill the fourth window: the fifth begins in 4 s (S13).
-    assert_eq!(refused.headers()["retry-after"], "4");
+/// Sends so many requests at once, each of which has to pass.
+async fn all_pass<S>(service: &S, requests: impl IntoIterator<Item = Request<Body>>)
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>,
+    S: Clone + Send + 'static,
+{
+    let requests = requests.into_iter();
+    let waiting: Vec<_> =
+        requests.map(|request| tokio::spawn(service.clone().oneshot(request))).collect();
+    answered(waiting).await;
+}
+
+async fn answered(waiting: impl IntoIterator<Item = Waiting>) {
     for response in waiting {
         let Ok(response) = response.await.expect("no panic");
         assert_eq!(response.status(), 200);
     }
-    let served = served.lock().unwrap();
-    let order: Vec<_> = served.iter().map(|(path, _)| path.clone()).collect();
-    assert_eq!(order, (0..40).map(|i| format!("/{i:02}")).collect::<Vec<_>>());
-    for (i, (path, at)) in served.iter().enumerate() {
-        let due = i as u128 / 10 * 1_000;
-        assert!((due..due + 10).contains(at), "{path} at {at} ms, due at {due}");
+}
+
+type Waiting = JoinHandle<Result<Response<Body>, Infallible>>;
+
+async fn used(limiter: &Limiter) -> u64 {
+    limiter.peek(Key::global()).await.expect("memory").used()
+}
+
+#[tokio::test(start_paused = true)]
+async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_next_is_refused() {
+    for layer in ten_a_second(30, LONG) {
+        let served = Served::default();
+        let service = noting(&layer, &served);
+        let mut waiting = Vec::new();
+        for i in 0..40 {
+            waiting.push(tokio::spawn(service.clone().oneshot(get(&format!("/{i:02}")))));
+            tokio::task::yield_now().await;
+        }
+        let Ok(refused) = service.oneshot(get("/refused")).await;
+        assert_eq!(refused.status(), 429);
+        // The waiting requests fill the fourth window: the fifth begins in 4 s (S13).
+        assert_eq!(refused.headers()["retry-after"], "4");
+        // They have taken nothing, of no limit.
+        for limiter in layer.limits() {
+            assert_eq!(used(limiter).await, 10, "{}", limiter.name());
+        }
+        answered(waiting).await;
+        let served = served.lock().unwrap();
+        let order: Vec<_> = served.iter().map(|(path, _)| path.clone()).collect();
+        assert_eq!(order, (0..40).map(|i| format!("/{i:02}")).collect::<Vec<_>>());
+        for (i, (path, at)) in served.iter().enumerate() {
+            let due = i as u128 / 10 * 1_000;
+            assert!((due..due + 10).contains(at), "{path} at {at} ms, due at {due}");
+        }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_dropped_waiter_frees_its_place() {
-    let served = Served::default();
-    let layer = ten_a_second(10, LONG);
-    let limiter = limiter_of(&layer);
-    let service = noting(&layer, &served);
-    let mut requests: Vec<_> =
-        (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    sleep(Duration::from_millis(1)).await;
-    let Ok(refused) = service.clone().oneshot(get("/")).await;
-    assert_eq!(refused.status(), 429);
-    let one = requests.pop().expect("twenty");
-    one.abort();
-    assert!(one.await.expect_err("dropped").is_cancelled());
-    assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 10);
-    requests.push(tokio::spawn(service.clone().oneshot(get("/"))));
-    for request in requests {
-        let Ok(response) = request.await.expect("no panic");
-        assert_eq!(response.status(), 200);
+    for layer in ten_a_second(10, LONG) {
+        let served = Served::default();
+        let service = noting(&layer, &served);
+        let mut requests: Vec<_> =
+            (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        sleep(Duration::from_millis(1)).await;
+        let Ok(refused) = service.clone().oneshot(get("/")).await;
+        assert_eq!(refused.status(), 429);
+        let one = requests.pop().expect("twenty");
+        one.abort();
+        assert!(one.await.expect_err("dropped").is_cancelled());
+        for limiter in layer.limits() {
+            assert_eq!(used(limiter).await, 10, "{}", limiter.name());
+        }
+        requests.push(tokio::spawn(service.clone().oneshot(get("/"))));
+        answered(requests).await;
+        assert_eq!(served.lock().unwrap().len(), 20);
     }
-    assert_eq!(served.lock().unwrap().len(), 20);
+}
+
+/// Far away, all of them are on their way when the first is answered.
+#[tokio::test(start_paused = true)]
+async fn a_line_is_as_long_as_the_queue_allows() {
+    let limit = Quota::per_second(4).key(Key::global());
+    for layer in in_memory(limit.clone()).chain(far_away(limit)) {
+        let service = noting(&layer.queue(2, LONG), &Served::default());
+        let ask = |_| tokio::spawn(service.clone().oneshot(get("/")));
+        let mut statuses = Vec::new();
+        for response in (0..9).map(ask).collect::<Vec<_>>() {
+            let Ok(response) = response.await.expect("no panic");
+            statuses.push(response.status().as_u16());
+        }
+        statuses.sort_unstable();
+        assert_eq!(statuses, [vec![200; 6], vec![429; 3]].concat());
+    }
 }
 
 /// One a second: the first passes, and two wait.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_waiter_leaves_its_turn_and_its_tokens_to_others() {
-    let layer =
-        in_memory(Quota::per_second(1).key(Key::global())).queue(10, Duration::from_secs(3));
-    for dropped in [0, 1] {
-        let served = Served::default();
-        let service = noting(&layer, &served);
-        let ask = |path| tokio::spawn(service.clone().oneshot(get(path)));
-        assert_eq!(ask("/first").await.expect("no panic").expect("infallible").status(), 200);
-        let mut waiting = vec![ask("/a"), ask("/b")];
-        sleep(Duration::from_millis(500)).await;
-        waiting.remove(dropped).abort();
-        waiting.extend([ask("/c"), ask("/d")]);
-        for response in waiting {
-            let Ok(response) = response.await.expect("no panic");
-            assert_eq!(response.status(), 200);
+    for layer in in_memory(Quota::per_second(1).key(Key::global())) {
+        let layer = layer.queue(10, Duration::from_secs(3));
+        for dropped in [0, 1] {
+            let served = Served::default();
+            let service = noting(&layer, &served);
+            let ask = |path| tokio::spawn(service.clone().oneshot(get(path)));
+            answered([ask("/first")]).await;
+            let mut waiting = vec![ask("/a"), ask("/b")];
+            sleep(Duration::from_millis(500)).await;
+            waiting.remove(dropped).abort();
+            waiting.extend([ask("/c"), ask("/d")]);
+            answered(waiting).await;
+            let times: Vec<_> = served.lock().unwrap().iter().map(|(_, at)| at / 20 * 20).collect();
+            assert_eq!(times, [0, 1_000, 2_000, 3_000], "without {dropped}");
+            sleep(Duration::from_millis(990)).await;
         }
-        let times: Vec<_> = served.lock().unwrap().iter().map(|(_, at)| at / 20 * 20).collect();
-        assert_eq!(times, [0, 1_000, 2_000, 3_000], "without {dropped}");
-        sleep(Duration::from_millis(990)).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_nothing() {
-    let served = Served::default();
-    let layer = ten_a_second(30, Duration::from_millis(1_500));
-    let limiter = limiter_of(&layer);
-    let service = noting(&layer, &served);
-    let requests: Vec<_> =
-        (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    sleep(Duration::from_millis(1)).await;
-    // The third window begins in 2 s.
-    let Ok(refused) = service.clone().oneshot(get("/")).await;
-    assert_eq!(refused.status(), 429);
-    assert_eq!(refused.headers()["retry-after"], "2");
-    assert_eq!(refused.headers()["x-ratelimit-used"], "10");
-    assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 10);
-    for request in requests {
-        let Ok(response) = request.await.expect("no panic");
-        assert_eq!(response.status(), 200);
+    for layer in ten_a_second(30, Duration::from_millis(1_500)) {
+        let service = noting(&layer, &Served::default());
+        let requests: Vec<_> =
+            (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        sleep(Duration::from_millis(1)).await;
+        // The third window begins in 2 s.
+        let Ok(refused) = service.clone().oneshot(get("/")).await;
+        assert_eq!(refused.status(), 429);
+        assert_eq!(refused.headers()["retry-after"], "2");
+        assert_eq!(refused.headers()["x-ratelimit-used"], "10");
+        for limiter in layer.limits() {
+            assert_eq!(used(limiter).await, 10, "{}", limiter.name());
+        }
+        answered(requests).await;
     }
 }
 
 /// In which second each of so many concurrent requests is served. None may be refused.
 async fn seconds_of(layer: &FixedWindowLayer, requests: usize) -> Vec<u128> {
     let served = Served::default();
-    let service = noting(layer, &served);
-    let requests: Vec<_> =
-        (0..requests).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    for request in requests {
-        let Ok(response) = request.await.expect("no panic");
-        assert_eq!(response.status(), 200);
-    }
+    all_pass(&noting(layer, &served), (0..requests).map(|_| get("/"))).await;
     let served = served.lock().unwrap();
     served.iter().map(|(_, at)| at / 1_000).collect()
 }
@@ -158,154 +209,247 @@ async fn seconds_of(layer: &FixedWindowLayer, requests: usize) -> Vec<u128> {
 /// The second window begins in a second.
 #[tokio::test(start_paused = true)]
 async fn a_request_may_wait_for_exactly_as_long_as_max_wait() {
-    let layer = ten_a_second(30, Duration::from_secs(1));
-    assert_eq!(seconds_of(&layer, 20).await, [[0; 10], [1; 10]].concat());
+    for layer in ten_a_second(30, Duration::from_secs(1)) {
+        assert_eq!(seconds_of(&layer, 20).await, [[0; 10], [1; 10]].concat());
+    }
 }
 
 /// The timer of a request behind the first one may fire earlier.
 #[tokio::test(start_paused = true)]
 async fn a_request_at_its_deadline_lets_the_first_one_go_before() {
-    let layer = in_memory(Quota::per_second(2).key(Key::global())).queue(5, Duration::from_secs(1));
-    let service = noting(&layer, &Served::default());
-    let ask = || Box::pin(service.clone().oneshot(get("/")));
-    let passes = |response: Option<Result<Response<Body>, Infallible>>| {
-        response.is_some_and(|response| response.expect("infallible").status() == 200)
-    };
-    assert!(passes(ask().now_or_never()) && passes(ask().now_or_never()));
-    let (mut first, mut second) = (ask(), ask());
-    assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
-    tokio::time::advance(Duration::from_secs(1)).await;
-    assert!((&mut second).now_or_never().is_none());
-    assert!(passes(first.now_or_never()) && passes(second.now_or_never()));
+    for layer in in_memory(Quota::per_second(2).key(Key::global())) {
+        let service = noting(&layer.queue(5, Duration::from_secs(1)), &Served::default());
+        let ask = || Box::pin(service.clone().oneshot(get("/")));
+        let passes = |response: Option<Result<Response<Body>, Infallible>>| {
+            response.is_some_and(|response| response.expect("infallible").status() == 200)
+        };
+        assert!(passes(ask().now_or_never()) && passes(ask().now_or_never()));
+        let (mut first, mut second) = (ask(), ask());
+        assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!((&mut second).now_or_never().is_none());
+        assert!(passes(first.now_or_never()) && passes(second.now_or_never()));
+    }
 }
 
 /// Others take the tokens that three requests wait for.
 #[tokio::test(start_paused = true)]
 async fn those_who_waited_in_vain_are_told_to_come_after_all_that_are_before_them() {
-    let layer =
-        in_memory(Quota::per_second(2).key(Key::global())).queue(5, Duration::from_millis(2_500));
-    let (limiter, service) = (limiter_of(&layer), noting(&layer, &Served::default()));
-    let take_all = || limiter.check_cost(Key::global(), 2).now_or_never().expect("memory");
-    assert!(take_all().expect("memory").allowed());
-    let mut waiting = [(); 3].map(|()| Box::pin(service.clone().oneshot(get("/"))));
-    for second in 1..=2 {
+    for layer in in_memory(Quota::per_second(2).key(Key::global())) {
+        let layer = layer.queue(5, Duration::from_millis(2_500));
+        let (limiter, service) = (limiter_of(&layer), noting(&layer, &Served::default()));
+        let take_all = || limiter.check_cost(Key::global(), 2).now_or_never().expect("memory");
+        assert!(take_all().expect("memory").allowed());
+        let mut waiting = [(); 3].map(|()| Box::pin(service.clone().oneshot(get("/"))));
+        for second in 1..=2 {
+            assert!(waiting.iter_mut().all(|request| request.now_or_never().is_none()));
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert!(take_all().expect("memory").allowed(), "in second {second}");
+        }
         assert!(waiting.iter_mut().all(|request| request.now_or_never().is_none()));
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(take_all().expect("memory").allowed(), "in second {second}");
-    }
-    assert!(waiting.iter_mut().all(|request| request.now_or_never().is_none()));
-    tokio::time::advance(Duration::from_millis(500)).await;
-    // The next window is for the two before the last one.
-    for (request, retry_after) in waiting.iter_mut().zip(["1", "1", "2"]).rev() {
-        let Some(Ok(refused)) = request.now_or_never() else { panic!("its time is over") };
-        assert_eq!(refused.status(), 429);
-        assert_eq!(refused.headers()["retry-after"], retry_after);
+        tokio::time::advance(Duration::from_millis(500)).await;
+        // The next window is for the two before the last one.
+        for (request, retry_after) in waiting.iter_mut().zip(["1", "1", "2"]).rev() {
+            let Some(Ok(refused)) = request.now_or_never() else { panic!("its time is over") };
+            assert_eq!(refused.status(), 429);
+            assert_eq!(refused.headers()["retry-after"], retry_after);
+        }
     }
 }
 
+/// Also those that are charged at the same time.
 #[tokio::test(start_paused = true)]
-async fn requests_wait_for_windows_of_quotas_of_their_own() {
-    let limit = Limit::by_plan(|_, _| Quota::per_second(5)).key(Key::global());
-    let layer = in_memory(limit).queue(30, LONG);
-    assert_eq!(seconds_of(&layer, 10).await, [[0; 5], [1; 5]].concat());
+async fn each_request_waits_by_its_own_plan() {
+    let plan = |parts: &http::request::Parts, _: &Key| match parts.uri.path() {
+        "/small" => Quota::per_second(1),
+        _ => Quota::per_second(10),
+    };
+    let limit = Limit::by_plan(plan).key(Key::global());
+    for layer in in_memory(limit.clone()).chain(far_away(limit)) {
+        let served = Served::default();
+        let service = noting(&layer.queue(30, LONG), &served);
+        all_pass(&service, ["/big", "/big", "/small", "/big", "/small"].map(get)).await;
+        let seconds: Vec<_> = served.lock().unwrap().iter().map(|(_, at)| at / 1_000).collect();
+        assert_eq!(seconds, [0, 0, 1, 1, 2]);
+    }
 }
 
-/// The headers are about the quota with the longest wait; the body names all that are exceeded.
+/// The headers are about the quota with the longest wait; the body names all that are exceeded. The
+/// quotas may be of one limit, or each of its own.
 #[tokio::test(start_paused = true)]
 async fn requests_that_would_wait_too_long_are_told_which_quotas_are_exceeded() {
     let second = Quota::per_second(10);
     let (few, many) = (Quota::per_minute(15), Quota::per_minute(100));
     for (quotas, limit, retry_after, exceeded) in [
-        (second.and(few), "15", "60", r#""10/second","15/minute""#),
-        (few.and(second), "15", "60", r#""15/minute","10/second""#),
-        (second.and(many), "10", "2", r#""10/second""#),
-        (many.and(second), "10", "2", r#""10/second""#),
+        ([second, few], "15", "60", r#""a:10/second","b:15/minute""#),
+        ([few, second], "15", "60", r#""a:15/minute","b:10/second""#),
+        ([second, many], "10", "2", r#""a:10/second""#),
+        ([many, second], "10", "2", r#""b:10/second""#),
     ] {
-        let layer = in_memory(quotas.key(Key::global())).queue(30, Duration::from_millis(1_500));
-        let service = noting(&layer, &Served::default());
-        let requests: Vec<_> =
-            (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-        sleep(Duration::from_millis(1)).await;
-        let Ok(refused) = service.clone().oneshot(get("/")).await;
-        assert_eq!(refused.headers()["x-ratelimit-limit"], limit, "{quotas}");
-        assert_eq!(refused.headers()["retry-after"], retry_after, "{quotas}");
-        let body = axum::body::to_bytes(refused.into_body(), 10_000).await.expect("a body");
-        let body = String::from_utf8_lossy(&body);
-        assert!(body.contains(&format!(r#""violated-policies":[{exceeded}]"#)), "{quotas}: {body}");
-        drop(requests);
+        for apart in [false, true] {
+            let [a, b] = quotas;
+            let (limits, exceeded) = match apart {
+                false => {
+                    (vec![a.and(b).name("a").key(Key::global())], exceeded.replace("b:", "a:"))
+                }
+                true => (
+                    vec![a.name("a").key(Key::global()), b.name("b").key(Key::global())],
+                    exceeded.to_owned(),
+                ),
+            };
+            let limits = Limits::new(limits).store(MemoryStore::new().clock(paused_clock()));
+            let layer = FixedWindowLayer::new(limits).queue(30, Duration::from_millis(1_500));
+            let service = noting(&layer, &Served::default());
+            let requests: Vec<_> =
+                (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+            sleep(Duration::from_millis(1)).await;
+            let Ok(refused) = service.clone().oneshot(get("/")).await;
+            assert_eq!(refused.headers()["x-ratelimit-limit"], limit, "{quotas:?}");
+            assert_eq!(refused.headers()["retry-after"], retry_after, "{quotas:?}");
+            let body = axum::body::to_bytes(refused.into_body(), 10_000).await.expect("a body");
+            let body = String::from_utf8_lossy(&body);
+            let named = format!(r#""violated-policies":[{exceeded}]"#);
+            assert!(body.contains(&named), "{quotas:?}: {body}");
+            drop(requests);
+        }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiting_requests_hold_no_place_in_the_inner_service() {
-    let in_service = Arc::new(AtomicUsize::new(0));
-    let counter = in_service.clone();
-    let service = ServiceBuilder::new()
-        .layer(ten_a_second(30, LONG))
-        .layer(ConcurrencyLimitLayer::new(1))
-        .service(service_fn(move |_: Request<Body>| {
-            let counter = counter.clone();
-            async move {
-                counter.fetch_add(1, Ordering::SeqCst);
-                Ok::<_, Infallible>(Response::new(Body::empty()))
-            }
-        }));
-    let mut waiting = Vec::new();
-    for _ in 0..15 {
-        let service = service.clone();
-        // Servers make a service ready before they call it.
-        waiting.push(tokio::spawn(async move {
-            let mut service = service;
-            service.ready().await.expect("infallible").call(get("/")).await
-        }));
-    }
-    sleep(Duration::from_millis(1)).await;
-    assert_eq!(in_service.load(Ordering::SeqCst), 10);
-    // Five requests wait for the service, and the queue's only place is free.
-    let mut other = service.clone();
-    let ready = tokio::time::timeout(Duration::from_millis(1), other.ready()).await;
-    assert!(ready.is_ok(), "the place is held by one that waits");
-    drop(other);
-    for response in waiting {
-        let Ok(response) = response.await.expect("no panic");
-        assert_eq!(response.status(), 200);
+    for layer in ten_a_second(30, LONG) {
+        let in_service = Arc::new(AtomicUsize::new(0));
+        let counter = in_service.clone();
+        let service = ServiceBuilder::new()
+            .layer(layer)
+            .layer(ConcurrencyLimitLayer::new(1))
+            .service(service_fn(move |_: Request<Body>| {
+                let counter = counter.clone();
+                async move {
+                    counter.fetch_add(1, Ordering::SeqCst);
+                    Ok::<_, Infallible>(Response::new(Body::empty()))
+                }
+            }));
+        let mut waiting = Vec::new();
+        for _ in 0..15 {
+            let mut service = service.clone();
+            // Servers make a service ready before they call it.
+            waiting.push(tokio::spawn(async move {
+                service.ready().await.expect("infallible").call(get("/")).await
+            }));
+        }
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(in_service.load(Ordering::SeqCst), 10);
+        // Five requests wait for the service, and the queue's only place is free.
+        let mut other = service.clone();
+        let ready = tokio::time::timeout(Duration::from_millis(1), other.ready()).await;
+        assert!(ready.is_ok(), "the place is held by one that waits");
+        drop(other);
+        answered(waiting).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn closing_the_queue_answers_all_waiters_with_503() {
-    let served = Served::default();
-    let layer = ten_a_second(30, LONG);
-    let limiter = limiter_of(&layer);
-    let service = noting(&layer, &served);
-    let requests: Vec<_> =
-        (0..12).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    sleep(Duration::from_millis(1)).await;
-    let start = Instant::now();
-    layer.close_queue();
-    let mut statuses = Vec::new();
-    for request in requests {
-        let Ok(response) = request.await.expect("no panic");
-        statuses.push(response.status().as_u16());
+    for layer in ten_a_second(30, LONG) {
+        let service = noting(&layer, &Served::default());
+        let requests: Vec<_> =
+            (0..12).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        sleep(Duration::from_millis(1)).await;
+        let start = Instant::now();
+        layer.close_queue();
+        let mut statuses = Vec::new();
+        for request in requests {
+            let Ok(response) = request.await.expect("no panic");
+            statuses.push(response.status().as_u16());
+        }
+        assert_eq!(statuses, [vec![200; 10], vec![503; 2]].concat());
+        assert_eq!(start.elapsed(), Duration::ZERO, "at once");
+        for limiter in layer.limits() {
+            assert_eq!(used(limiter).await, 10, "{}: given back", limiter.name());
+        }
+        // Other requests don't wait, either.
+        let Ok(response) = service.oneshot(get("/")).await;
+        assert_eq!(response.status(), 503);
     }
-    assert_eq!(statuses, [vec![200; 10], vec![503; 2]].concat());
-    assert_eq!(start.elapsed(), Duration::ZERO, "at once");
-    assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 10, "given back");
-    // Other requests don't wait, either.
-    let Ok(response) = service.oneshot(get("/")).await;
-    assert_eq!(response.status(), 503);
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_request_waits_in_shadow_mode() {
-    let served = Served::default();
-    let layer = in_memory(Quota::per_second(10).key(Key::global()).shadow()).queue(30, LONG);
-    let service = noting(&layer, &served);
-    for _ in 0..15 {
-        let Ok(response) = service.clone().oneshot(get("/")).await;
-        assert_eq!(response.status(), 200);
+    for layer in in_memory(Quota::per_second(10).key(Key::global()).shadow()) {
+        let served = Served::default();
+        let service = noting(&layer.queue(30, LONG), &served);
+        for _ in 0..15 {
+            let Ok(response) = service.clone().oneshot(get("/")).await;
+            assert_eq!(response.status(), 200);
+        }
+        assert!(served.lock().unwrap().iter().all(|(_, at)| *at == 0));
     }
-    assert!(served.lock().unwrap().iter().all(|(_, at)| *at == 0));
+}
+
+/// As many ask at the same time as all quotas have room for, those of one limit or of two.
+#[tokio::test(start_paused = true)]
+async fn a_line_before_a_store_far_away_asks_for_many_at_the_same_time() {
+    let (seconds, minutes) = (Quota::per_second(200), Quota::per_minute(500));
+    let one = vec![seconds.and(minutes).name("one").key(Key::global())];
+    let two = vec![
+        seconds.name("seconds").key(Key::global()),
+        minutes.name("minutes").key(Key::global()),
+    ];
+    for limits in [one, two] {
+        let served = Served::default();
+        let layer = FixedWindowLayer::new(Limits::new(limits).store(FarStore::new(|| 20)));
+        let service = noting(&layer.queue(1_000, Duration::from_secs(100)), &served);
+        all_pass(&service, (0..700).map(|i| get(&format!("/{i:03}")))).await;
+        let served = served.lock().unwrap();
+        assert!(served.is_sorted_by_key(|(path, _)| path), "{served:?}");
+        let in_second = |second| served.iter().filter(|(_, at)| at / 1_000 == second).count();
+        assert_eq!([0, 1, 2, 3, 60].map(in_second), [200, 200, 100, 0, 200]);
+    }
+}
+
+/// Other nodes may have taken what the line knew to be left: then fewer pass.
+#[tokio::test(start_paused = true)]
+async fn a_line_goes_on_by_the_store_where_others_have_taken_what_was_left() {
+    for limits in 1..=3 {
+        let delay = Arc::new(AtomicU64::new(20));
+        let of_store = Arc::clone(&delay);
+        let store = FarStore::new(move || of_store.load(Ordering::SeqCst));
+        let limits = || beside(Quota::per_second(10).key(Key::global()), limits);
+        let other = limits().store(store.memory.clone());
+        let served = Served::default();
+        let layer = FixedWindowLayer::new(limits().store(store));
+        let service = noting(&layer.queue(30, LONG), &served);
+        let of_other = |cost| other.of("tested").check_cost(Key::global(), cost);
+        assert!(of_other(10).await.expect("memory").allowed());
+        let waiting: Vec<_> =
+            (0..14).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        // The next charge is sent so as to come with the window, and comes after the other node's.
+        sleep(Duration::from_millis(500)).await;
+        delay.store(60, Ordering::SeqCst);
+        sleep(Duration::from_millis(505)).await;
+        assert!(of_other(8).await.expect("memory").allowed());
+        answered(waiting).await;
+        let served = served.lock().unwrap();
+        let in_second = |second| served.iter().filter(|(_, at)| at / 1_000 == second).count();
+        assert_eq!([0, 1, 2, 3].map(in_second), [0, 2, 10, 2]);
+    }
+}
+
+/// Requests that are charged at the same time take their tokens one after the other.
+#[tokio::test(start_paused = true)]
+async fn each_of_those_that_are_charged_at_the_same_time_shows_its_own_count() {
+    for layer in far_away(Quota::per_minute(100).key(Key::global()).cost_fn(|_| 2)) {
+        let service = noting(&layer.queue(30, LONG), &Served::default());
+        let waiting: Vec<_> =
+            (0..5).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        for (i, response) in (1..).zip(waiting) {
+            let Ok(response) = response.await.expect("no panic");
+            let number = |name: &str| response.headers()[name].to_str().expect("text").parse().ok();
+            assert_eq!(number("x-ratelimit-limit"), Some(100));
+            assert_eq!(number("x-ratelimit-used"), Some(i * 2), "{i}");
+        }
+    }
 }
 
 /// Returns the second in which each request is served. All come `at` a millisecond of a minute whose
@@ -366,108 +510,109 @@ async fn sixty_a_minute_with_fifteen_in_ten_seconds_are_never_thirty_in_ten_seco
     assert_eq!(seconds, expected);
 }
 
+/// The other limits count requests that cost something.
 #[tokio::test(start_paused = true)]
 async fn costs_pass_in_order_of_arrival_and_a_cost_of_zero_at_once() {
-    let served = Served::default();
     let cost = |parts: &http::request::Parts| {
         parts.uri.path().rsplit('-').next().and_then(|cost| cost.parse().ok()).unwrap_or(1)
     };
-    let limit = Quota::per_second(10).key(Key::global()).cost_fn(cost);
-    let service = noting(&in_memory(limit).queue(30, LONG), &served);
-    let mut requests = Vec::new();
-    for path in ["/a-6", "/b-6", "/c-1", "/d-10", "/e-0", "/f-4", "/g-4", "/h-4"] {
-        requests.push(tokio::spawn(service.clone().oneshot(get(path))));
-        tokio::task::yield_now().await;
+    for limits in 1..=3 {
+        let tokens = Quota::per_second(10).name("tokens").key(Key::global()).cost_fn(cost);
+        let requests = ["requests", "calls"].map(|name| {
+            let cost = move |parts: &_| cost(parts).min(1);
+            Quota::per_second(50).name(name).key(Key::global()).cost_fn(cost)
+        });
+        let limits = [tokens].into_iter().chain(requests).take(limits);
+        let store = MemoryStore::new().clock(paused_clock());
+        let layer = FixedWindowLayer::new(Limits::new(limits).store(store));
+        let served = Served::default();
+        let service = noting(&layer.queue(30, LONG), &served);
+        let mut requests = Vec::new();
+        for path in ["/a-6", "/b-6", "/c-1", "/d-10", "/e-0", "/f-4", "/g-4", "/h-4"] {
+            requests.push(tokio::spawn(service.clone().oneshot(get(path))));
+            tokio::task::yield_now().await;
+        }
+        // A request that can never pass is refused at once.
+        let Ok(never) = service.clone().oneshot(get("/never-11")).await;
+        assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
+        answered(requests).await;
+        let expected = [
+            ("/a-6", 0),
+            ("/e-0", 0),
+            ("/b-6", 1),
+            ("/c-1", 1),
+            ("/d-10", 2),
+            ("/f-4", 3),
+            ("/g-4", 3),
+            ("/h-4", 4),
+        ];
+        let served = served.lock().unwrap().clone();
+        let served: Vec<_> = served.iter().map(|(path, at)| (path.as_str(), *at / 1_000)).collect();
+        assert_eq!(served, expected);
     }
-    // A request that can never pass is refused at once.
-    let Ok(never) = service.clone().oneshot(get("/never-11")).await;
-    assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
-    for request in requests {
-        let Ok(response) = request.await.expect("no panic");
-        assert_eq!(response.status(), 200);
-    }
-    let expected = [
-        ("/a-6", 0),
-        ("/e-0", 0),
-        ("/b-6", 1),
-        ("/c-1", 1),
-        ("/d-10", 2),
-        ("/f-4", 3),
-        ("/g-4", 3),
-        ("/h-4", 4),
-    ];
-    let served = served.lock().unwrap().clone();
-    let served: Vec<_> = served.iter().map(|(path, at)| (path.as_str(), *at / 1_000)).collect();
-    assert_eq!(served, expected);
 }
 
 #[tokio::test(start_paused = true)]
 async fn resets_refunds_and_new_quotas_are_noticed_when_the_first_asks_again() {
-    let change: [fn(&Limiter); 3] = [
+    let changes: [fn(&Limiter); 3] = [
         |limiter| _ = limiter.reset(Key::global()),
         |limiter| limiter.set_quotas(Quota::per_minute(12)),
         |_| {},
     ];
-    for (i, change) in change.into_iter().enumerate() {
-        let served = Served::default();
-        let layer = in_memory(Quota::per_minute(10).key(Key::global()))
-            .count_if(|response| response.status != 204)
-            .queue(30, LONG);
-        let limiter = limiter_of(&layer);
-        let (notes, start) = (served.clone(), Instant::now());
-        let service = layer.layer(service_fn(move |request: Request<Body>| {
-            let (path, notes) = (request.uri().path().to_owned(), notes.clone());
-            async move {
-                notes.lock().unwrap().push((path.clone(), start.elapsed().as_millis()));
-                // Two of the requests end after two seconds, and do not count.
-                let uncounted = path == "/0" || path == "/1";
-                sleep(Duration::from_secs(if uncounted { 2 } else { 0 })).await;
-                let status = if uncounted { 204 } else { 200 };
-                Ok::<_, Infallible>(Response::builder().status(status).body(Body::empty()).unwrap())
+    for (i, change) in changes.into_iter().enumerate() {
+        for layer in in_memory(Quota::per_minute(10).key(Key::global())) {
+            let served = Served::default();
+            let layer = layer.count_if(|response| response.status != 204).queue(30, LONG);
+            let limiter = limiter_of(&layer);
+            let (notes, start) = (served.clone(), Instant::now());
+            let service = layer.layer(service_fn(move |request: Request<Body>| {
+                let (path, notes) = (request.uri().path().to_owned(), notes.clone());
+                async move {
+                    notes.lock().unwrap().push((path.clone(), start.elapsed().as_millis()));
+                    // Two of the requests end after two seconds, and do not count.
+                    let uncounted = path == "/0" || path == "/1";
+                    sleep(Duration::from_secs(if uncounted { 2 } else { 0 })).await;
+                    let status = if uncounted { 204 } else { 200 };
+                    let response = Response::builder().status(status).body(Body::empty());
+                    Ok::<_, Infallible>(response.unwrap())
+                }
+            }));
+            let mut requests = Vec::new();
+            for n in 0..12 {
+                requests.push(tokio::spawn(service.clone().oneshot(get(&format!("/{n}")))));
             }
-        }));
-        let mut requests = Vec::new();
-        for n in 0..12 {
-            requests.push(tokio::spawn(service.clone().oneshot(get(&format!("/{n}")))));
+            sleep(Duration::from_millis(1_500)).await;
+            change(&limiter);
+            for request in requests {
+                request.await.expect("no panic").expect("infallible");
+            }
+            // It has asked after a second, and then waits for two.
+            let at = 3_000;
+            assert_eq!(
+                served.lock().unwrap()[10..],
+                [("/10".into(), at), ("/11".into(), at)],
+                "{i}"
+            );
         }
-        sleep(Duration::from_millis(1_500)).await;
-        change(&limiter);
-        for request in requests {
-            request.await.expect("no panic").expect("infallible");
-        }
-        // It has asked after a second, and then waits for two.
-        let at = 3_000;
-        assert_eq!(served.lock().unwrap()[10..], [("/10".into(), at), ("/11".into(), at)], "{i}");
     }
 }
 
-/// In memory and far away, alone and beside another limit.
+/// In memory and far away.
 #[tokio::test(start_paused = true)]
 async fn requests_that_wait_are_let_go_when_their_limit_goes_into_shadow_mode() {
-    let memory = MemoryStore::new().clock(paused_clock());
-    for (i, beside) in [false, true, false, true].into_iter().enumerate() {
-        let strict = Quota::per_day(1).name("strict").key(Key::global());
-        let wide = Quota::per_day(100).name("wide").key(Key::global());
-        let limits = Limits::new([strict].into_iter().chain(beside.then_some(wide)));
-        let limits = match i {
-            0 | 1 => limits.store(memory.clone()),
-            _ => limits.store(FarStore::new(|| 20)),
-        };
-        limits.of("strict").reset(Key::global()).await.expect("it answers");
-        let layer = FixedWindowLayer::new(&limits).queue(30, Duration::from_secs(1_000_000));
-        let service = noting(&layer, &Served::default());
+    let limit = Quota::per_day(1).key(Key::global());
+    for layer in in_memory(limit.clone()).chain(far_away(limit)) {
+        let limiter = limiter_of(&layer);
+        let service = noting(&layer.queue(30, Duration::from_secs(1_000_000)), &Served::default());
         let requests: Vec<_> =
             (0..5).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
         sleep(Duration::from_millis(1_500)).await;
         let passed = requests.iter().filter(|request| request.is_finished()).count();
-        assert_eq!(passed, 1, "case {i}");
-        limits.of("strict").set_shadow(true);
+        assert_eq!(passed, 1);
+        limiter.set_shadow(true);
         sleep(Duration::from_millis(2_000)).await;
-        for request in requests {
-            assert!(request.is_finished(), "case {i}");
-            let Ok(response) = request.await.expect("no panic");
-            assert_eq!(response.status(), 200);
-        }
+        assert!(requests.iter().all(JoinHandle::is_finished));
+        answered(requests).await;
     }
 }
 
@@ -512,21 +657,21 @@ async fn returned_elsewhere(store: impl Store + Clone) {
 
 #[tokio::test(start_paused = true)]
 async fn closing_the_queue_ends_the_wait_for_the_service() {
-    let layer = ten_a_second(30, LONG);
-    let limiter = limiter_of(&layer);
-    let service = layer.layer(NeverReady);
-    let mut requests: Vec<_> = (0..12)
-        .map(|_| {
-            let mut service = service.clone();
-            tokio::spawn(service.call(get("/")))
-        })
-        .collect();
-    sleep(Duration::from_millis(2_500)).await;
-    assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 0, "nothing is taken");
-    layer.close_queue();
-    for request in requests.drain(10..) {
-        let Ok(response) = request.await.expect("no panic");
-        assert_eq!(response.status(), 503);
+    for layer in ten_a_second(30, LONG) {
+        let service = layer.layer(NeverReady);
+        let mut requests: Vec<_> = (0..12)
+            .map(|_| {
+                let mut service = service.clone();
+                tokio::spawn(service.call(get("/")))
+            })
+            .collect();
+        sleep(Duration::from_millis(2_500)).await;
+        assert_eq!(used(&limiter_of(&layer)).await, 0, "nothing is taken");
+        layer.close_queue();
+        for request in requests.drain(10..) {
+            let Ok(response) = request.await.expect("no panic");
+            assert_eq!(response.status(), 503);
+        }
     }
 }
 
@@ -550,11 +695,10 @@ impl Service<Request<Body>> for NeverReady {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_in_the_last_millisecond_of_a_window_is_charged_once() {
-    for window in [1, 2, 1_000] {
-        let quota = Quota::new(2, Duration::from_millis(window));
-        let layer = in_memory(quota.key(Key::global())).queue(9, LONG);
-        let served = Served::default();
-        let service = noting(&layer, &served);
+    let quota = |window| Quota::new(2, Duration::from_millis(window)).key(Key::global());
+    let layers = |window| in_memory(quota(window)).map(move |layer| (window, layer));
+    for (window, layer) in [1, 2, 1_000].into_iter().flat_map(layers) {
+        let service = noting(&layer.queue(9, LONG), &Served::default());
         sleep(Duration::from_millis(window - 1)).await;
         let start = Instant::now();
         for _ in 0..5 {
@@ -578,8 +722,8 @@ fn queues_that_are_dropped_keep_no_memory() {
 #[tokio::test(start_paused = true)]
 async fn lines_that_all_have_left_keep_no_memory() {
     const KEYS: u64 = 1_000;
-    let by_user = Quota::per_second(1).key(header("x-user"));
-    let layer = in_memory(by_user).queue(2, LONG);
+    let limit = Quota::per_second(1).key(header("x-user"));
+    let layer = in_memory(limit).next().expect("of one limit").queue(2, LONG);
     let (limiter, served) = (limiter_of(&layer), Served::default());
     let service = noting(&layer, &served);
     let get =
@@ -596,4 +740,140 @@ async fn lines_that_all_have_left_keep_no_memory() {
         }
     });
     assert!(used.bytes_current < 20 * KEYS as i64, "{} bytes are kept", used.bytes_current);
+}
+
+fn several<const N: usize>(limits: [Limit; N]) -> FixedWindowLayer {
+    FixedWindowLayer::new(Limits::new(limits).store(MemoryStore::new().clock(paused_clock())))
+}
+
+/// A request of one of an organization's users.
+fn of_user(path: &str, user: &str) -> Request<Body> {
+    let request = Request::get(path).header("x-org", "acme").header("x-user", user);
+    request.body(Body::empty()).expect("valid")
+}
+
+#[tokio::test(start_paused = true)]
+async fn users_wait_in_lines_of_their_own_for_the_limit_that_they_share() {
+    let (org, user) = (Quota::per_second(10).name("org"), Quota::per_second(4).name("user"));
+    let layer = several([org.key(header("x-org")), user.key(header("x-user"))]);
+    let served = Served::default();
+    let service = noting(&layer.queue(30, LONG), &served);
+    let mut waiting = Vec::new();
+    for i in 0..8 {
+        for user in ["ann", "bob", "eve"] {
+            let call = service.clone().oneshot(of_user(&format!("/{user}/{i}"), user));
+            waiting.push(tokio::spawn(call));
+            tokio::task::yield_now().await;
+        }
+    }
+    answered(waiting).await;
+    let served = served.lock().unwrap();
+    let in_second = |second| served.iter().filter(move |(_, at)| at / 1_000 == second);
+    assert_eq!((0..3).map(|second| in_second(second).count()).collect::<Vec<_>>(), [10, 10, 4]);
+    for user in ["/ann", "/bob", "/eve"] {
+        let of_user = || served.iter().filter(|(path, _)| path.starts_with(user));
+        assert!(of_user().is_sorted(), "{served:?}");
+        assert!((0..3).all(|second| of_user().filter(|(_, at)| at / 1_000 == second).count() <= 4));
+    }
+}
+
+/// Requests don't wait for a limit in shadow mode, nor for a limit that their plan leaves out.
+#[tokio::test(start_paused = true)]
+async fn only_limits_that_can_refuse_are_waited_for() {
+    let plan = |parts: &http::request::Parts, _: &Key| match parts.uri.path() {
+        "/free" => Plan::from(Quota::per_second(1)),
+        _ => Plan::UNLIMITED,
+    };
+    let layer = several([
+        Quota::per_second(1).name("shadow").key(Key::global()).shadow(),
+        Limit::by_plan(plan).name("plan").key(Key::global()),
+        Quota::per_second(3).name("all").key(Key::global()),
+    ]);
+    let (limits, served) = (layer.limits().clone(), Served::default());
+    let service = noting(&layer.queue(30, LONG), &served);
+    let mut waiting = Vec::new();
+    for path in ["/free", "/free", "/paid", "/paid", "/paid"] {
+        waiting.push(tokio::spawn(service.clone().oneshot(of_user(path, "ann"))));
+        tokio::task::yield_now().await;
+    }
+    answered(waiting).await;
+    assert_eq!(used(limits.of("shadow")).await, 1);
+    let served = served.lock().unwrap();
+    let mut served: Vec<_> = served.iter().map(|(path, at)| (&**path, at / 1_000)).collect();
+    served.sort_unstable();
+    assert_eq!(served, [("/free", 0), ("/free", 1), ("/paid", 0), ("/paid", 0), ("/paid", 1)]);
+}
+
+/// Two of the requests that are charged are gone when the reply comes. Their tokens are returned,
+/// and a request that waits elsewhere for that limit notices.
+#[tokio::test(start_paused = true)]
+async fn tokens_of_those_that_are_gone_are_for_another_line() {
+    let limits = Limits::new([
+        Quota::per_day(3).name("org").key(header("x-org")),
+        Quota::per_day(9).name("user").key(header("x-user")),
+    ]);
+    let (limits, served) = (limits.store(FarStore::new(|| 20)), Served::default());
+    let layer = FixedWindowLayer::new(&limits);
+    let service = noting(&layer.queue(30, Duration::from_secs(100_000)), &served);
+    let call = |user| tokio::spawn(service.clone().oneshot(of_user("/", user)));
+    let anns: Vec<_> = (0..3).map(|_| call("ann")).collect();
+    sleep(Duration::from_millis(5)).await;
+    let bob = call("bob");
+    sleep(Duration::from_millis(5)).await;
+    anns[1..].iter().for_each(JoinHandle::abort);
+    answered([bob]).await;
+    assert!(served.lock().unwrap().iter().all(|(_, at)| *at < 2_000), "{served:?}");
+    let mut org = Key::default();
+    header("x-org").extract(&of_user("/", "ann").into_parts().0, &mut org).expect("it is there");
+    assert_eq!(limits.of("org").peek(org).await.expect("memory").used(), 2);
+}
+
+/// A service that is ready for one call only.
+#[derive(Clone, Default)]
+struct ReadyOnce(Arc<AtomicU64>);
+
+impl Service<Request<Body>> for ReadyOnce {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        if self.0.load(Ordering::SeqCst) == 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// The limits have room, but the service is not ready: the refusal has a time to come back all the
+/// same.
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_service_is_not_ready_in_time_is_refused_for_the_limit_that_governs() {
+    let limits = Limits::new([
+        Quota::per_minute(10).name("org").key(header("x-org")),
+        Limit::new(Quota::per_hour(100).and(Quota::per_second(1)))
+            .name("user")
+            .key(header("x-user")),
+    ]);
+    let limits = limits.store(FarStore::new(|| 20));
+    let layer = FixedWindowLayer::new(limits).queue(30, Duration::from_secs(2));
+    let service = layer.layer(ReadyOnce::default());
+    let mut calls = Vec::new();
+    for _ in 0..2 {
+        // The request is made ready before the other one is called.
+        let mut service = service.clone();
+        let Ok(service) = service.ready().await;
+        calls.push(tokio::spawn(service.call(of_user("/", "ann"))));
+    }
+    let refused = calls.pop().expect("two");
+    answered(calls).await;
+    let Ok(refused) = refused.await.expect("no panic");
+    assert_eq!(refused.status(), 429);
+    assert_eq!(refused.headers()["x-ratelimit-resource"], "user");
+    assert!(refused.headers().contains_key("retry-after"));
+    let body = axum::body::to_bytes(refused.into_body(), 10_000).await.expect("a body");
+    let body = String::from_utf8_lossy(&body);
+    assert!(body.contains(r#""violated-policies":["user:1/second"]"#), "{body}");
 }

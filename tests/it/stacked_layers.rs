@@ -26,8 +26,8 @@ use tower_fixed_window::key::header;
 use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, Limits, Quota, TrueCost};
 
 use crate::support::{
-    ANSWERS, FarStore, Mood, TestStore, everyone, get, layered, limit_headers, limiter_of,
-    per_minute, serve,
+    ANSWERS, CASES, Case, FarStore, Mood, TestStore, everyone, get, layered, limit_headers,
+    limiter_of, per_minute, serve,
 };
 
 /// A byte each half second, for eight seconds.
@@ -81,10 +81,10 @@ async fn break_off(response: JoinHandle<StatusCode>) {
 
 #[tokio::test(start_paused = true)]
 async fn refused_uploads_hold_tokens_until_they_are_read() {
-    for mood in ANSWERS {
-        let outer = per_minute(4, mood);
+    for case in CASES {
+        let outer = per_minute(4, case);
         let limiter = limiter_of(&outer);
-        let per_user = layered(everyone(2).key(header("x-user")), mood);
+        let per_user = layered(everyone(2).key(header("x-user")), case);
         let service = ServiceBuilder::new().layer(outer).layer(per_user).service(service_fn(inner));
         let status = async |request| {
             let Ok(response) = service.clone().oneshot(request).await;
@@ -98,7 +98,7 @@ async fn refused_uploads_hold_tokens_until_they_are_read() {
         let refused = refused.map(tokio::spawn);
         sleep(Duration::from_secs(1)).await;
         let bob = status(from("bob", Body::empty())).await;
-        assert_eq!(bob, StatusCode::TOO_MANY_REQUESTS, "{mood:?}");
+        assert_eq!(bob, StatusCode::TOO_MANY_REQUESTS, "{case:?}");
         for refused in refused {
             let Ok(refused) = refused.await.expect("no panic");
             assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -106,7 +106,7 @@ async fn refused_uploads_hold_tokens_until_they_are_read() {
         }
         assert_eq!(start.elapsed().as_secs(), 8, "they were read to their ends");
         for _ in 0..2 {
-            assert_eq!(status(from("bob", Body::empty())).await, StatusCode::OK, "{mood:?}");
+            assert_eq!(status(from("bob", Body::empty())).await, StatusCode::OK, "{case:?}");
         }
         assert_eq!(used(&limiter).await, 4, "each charge was given back once");
     }
@@ -115,10 +115,10 @@ async fn refused_uploads_hold_tokens_until_they_are_read() {
 /// Otherwise a client could use up what it shares with others, by requests that are all refused.
 #[tokio::test(start_paused = true)]
 async fn all_layers_around_the_one_that_refuses_refund_the_request_also_if_it_is_broken_off() {
-    for mood in ANSWERS {
+    for case in CASES {
         for (refusing, breaks_off) in (0..3).flat_map(|i| [(i, false), (i, true)]) {
             let limits = [0, 1, 2].map(|i| if i == refusing { 0 } else { 9 });
-            let layers = limits.map(|limit| per_minute(limit, mood));
+            let layers = limits.map(|limit| per_minute(limit, case));
             let limiters = layers.each_ref().map(limiter_of);
             let [a, b, c] = layers;
             let service =
@@ -133,7 +133,7 @@ async fn all_layers_around_the_one_that_refuses_refund_the_request_also_if_it_is
                 assert_eq!(refused.await.expect("no panic"), StatusCode::TOO_MANY_REQUESTS);
             }
             for limiter in &limiters {
-                assert_eq!(used(limiter).await, 0, "refused by layer {refusing}, {mood:?}");
+                assert_eq!(used(limiter).await, 0, "refused by layer {refusing}, {case:?}");
             }
         }
     }
@@ -161,10 +161,10 @@ async fn a_request_that_is_broken_off_counts_if_no_inner_layer_has_refused_it() 
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_for_another_reason_is_refunded_too() {
-    for (mood, breaks_off) in ANSWERS.into_iter().flat_map(|mood| [(mood, false), (mood, true)]) {
-        let outer = per_minute(9, mood);
+    for (case, breaks_off) in CASES.into_iter().flat_map(|case| [(case, false), (case, true)]) {
+        let outer = per_minute(9, case);
         let limiter = limiter_of(&outer);
-        let keyless = layered(everyone(9).key_fn(|_| None), mood);
+        let keyless = layered(everyone(9).key_fn(|_| None), case);
         let service = ServiceBuilder::new().layer(outer).layer(keyless).service(service_fn(inner));
         let refused = sent(service, slow_upload()).await;
         if breaks_off {
@@ -172,7 +172,7 @@ async fn a_refusal_for_another_reason_is_refunded_too() {
         } else {
             assert_eq!(refused.await.expect("no panic"), StatusCode::BAD_REQUEST);
         }
-        assert_eq!(used(&limiter).await, 0, "{mood:?}");
+        assert_eq!(used(&limiter).await, 0, "{case:?}");
     }
 }
 
@@ -255,7 +255,7 @@ async fn served_by_a_second_try(outer: FixedWindowLayer, mood: Mood) -> Response
         .layer(inner_layer)
         .service(service_fn(async |_: Request<Body>| {
             let mut response = Body::empty().into_response();
-            response.extensions_mut().insert(TrueCost::of("", 5));
+            response.extensions_mut().insert(TrueCost::of("tested", 5));
             Ok::<_, Infallible>(response)
         }));
     let response = tokio::spawn(service.oneshot(slow_upload()));
@@ -267,18 +267,18 @@ async fn served_by_a_second_try(outer: FixedWindowLayer, mood: Mood) -> Response
 }
 
 /// The true cost of a request that was refused in its first try and served in its second.
-async fn used_by_a_second_try(mood: Mood, (set, correct): Correction) -> (Response, u64) {
-    let outer = correct(layered(set(everyone(9)), mood));
+async fn used_by_a_second_try(case: Case, (set, correct): Correction) -> (Response, u64) {
+    let outer = correct(layered(set(everyone(9)), case));
     let limiter = limiter_of(&outer);
-    let response = served_by_a_second_try(outer, mood).await;
+    let response = served_by_a_second_try(outer, case.mood).await;
     (response, used(&limiter).await)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_served_after_all_counts() {
-    for mood in ANSWERS {
+    for case in CASES {
         for (correction, expected) in [1, 1, 0, 1, 5, 1].into_iter().enumerate() {
-            let (response, used) = used_by_a_second_try(mood, CORRECTIONS[correction]).await;
+            let (response, used) = used_by_a_second_try(case, CORRECTIONS[correction]).await;
             assert_eq!(used, expected, "correction {correction}");
             let headers = limit_headers(&response);
             // The tighter layer's headers. A layer in shadow mode sends none.
@@ -390,19 +390,22 @@ async fn a_shadow_beside_an_enforced_limit_counts_what_is_served_after_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outer_layer_of_shadow_limits_refunds_them_too() {
-    for names in [&["a"][..], &["a", "b"]] {
-        let limit = |name: &str| Quota::per_minute(9).name(name).key(Key::global());
-        let shadows: Vec<_> = names.iter().map(|name| limit(name).shadow()).collect();
-        let outer = FixedWindowLayer::new(shadows);
+async fn an_outer_layer_refunds_limits_in_shadow_mode_too() {
+    for shadows in [&[true][..], &[true, true], &[true, false]] {
+        let limits = ["a", "b"].into_iter().zip(shadows).map(|(name, shadow)| {
+            let limit = Quota::per_minute(9).name(name).key(Key::global());
+            if *shadow { limit.shadow() } else { limit }
+        });
+        let outer = FixedWindowLayer::new(Limits::new(limits));
         let limiter = outer.limits().of("a").clone();
-        let service = ServiceBuilder::new().layer(outer).layer(per_minute(0, Mood::Now)).service(
-            service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Body::empty().into_response())),
-        );
+        let service =
+            ServiceBuilder::new().layer(outer).layer(per_minute(0, Mood::Now)).service_fn(inner);
+        let Ok(_) = service.clone().oneshot(get("/")).await;
+        assert_eq!(used(&limiter).await, 0, "{shadows:?}");
         let refused = sent(service, slow_upload()).await;
-        assert_eq!(used(&limiter).await, 1, "{names:?}");
+        assert_eq!(used(&limiter).await, 1, "{shadows:?}");
         break_off(refused).await;
-        assert_eq!(used(&limiter).await, 0, "{names:?}");
+        assert_eq!(used(&limiter).await, 0, "{shadows:?}");
     }
 }
 

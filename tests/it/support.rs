@@ -18,7 +18,7 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower_fixed_window::store::{Remote, Reply, Store};
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limit, Limiter, ManualClock, MemoryStore, Quota, StoreError,
+    FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore, Quota, StoreError,
 };
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
@@ -164,15 +164,60 @@ pub(crate) fn everyone(tokens: u64) -> Limit {
     Quota::per_minute(tokens).key(Key::global())
 }
 
+/// The name of the limit that a test is about, where there may be others.
+const TESTED: &str = "tested";
+
+/// This limit alone, beside another one, or between two: what holds for one limit holds beside
+/// others (S37). The others have room for all requests, and say nothing in a response, since all of
+/// their tokens are left, or nearly all, and their windows end first.
+pub(crate) fn beside(limit: Limit, limits: usize) -> Limits {
+    let limit = limit.name(TESTED);
+    let other = |name| Quota::per_second(1 << 50).name(name).key(Key::global());
+    match limits {
+        1 => Limits::new([limit]),
+        2 => Limits::new([limit, other("other")]),
+        _ => Limits::new([other("other"), limit, other("another")]),
+    }
+}
+
+/// How the store answers, and of how many limits the layer is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) mood: Mood,
+    pub(crate) limits: Option<usize>,
+}
+
+/// All that must make no difference to anybody.
+pub(crate) const CASES: [Case; 6] = [
+    Case { mood: Mood::Now, limits: Some(1) },
+    Case { mood: Mood::Now, limits: Some(2) },
+    Case { mood: Mood::Now, limits: Some(3) },
+    Case { mood: Mood::Later, limits: Some(1) },
+    Case { mood: Mood::Later, limits: Some(2) },
+    Case { mood: Mood::Later, limits: Some(3) },
+];
+
+/// One limit, by the name that it has.
+impl From<Mood> for Case {
+    fn from(mood: Mood) -> Self {
+        Self { mood, limits: None }
+    }
+}
+
 /// A layer that counts in a store of this mood.
-pub(crate) fn layered(limit: Limit, mood: Mood) -> FixedWindowLayer {
-    FixedWindowLayer::new(limit.store(TestStore::new(mood)))
+pub(crate) fn layered(limit: Limit, case: impl Into<Case>) -> FixedWindowLayer {
+    let Case { mood, limits } = case.into();
+    let store = TestStore::new(mood);
+    match limits {
+        Some(limits) => FixedWindowLayer::new(beside(limit, limits).store(store)),
+        None => FixedWindowLayer::new(limit.store(store)),
+    }
 }
 
 /// A layer for this many requests a minute, with one count for all clients, in a store of this
 /// mood.
-pub(crate) fn per_minute(tokens: u64, mood: Mood) -> FixedWindowLayer {
-    layered(everyone(tokens), mood)
+pub(crate) fn per_minute(tokens: u64, case: impl Into<Case>) -> FixedWindowLayer {
+    layered(everyone(tokens), case)
 }
 
 /// The same layer, with a name.
@@ -180,9 +225,11 @@ pub(crate) fn named(name: &str, tokens: u64, mood: Mood) -> FixedWindowLayer {
     layered(everyone(tokens).name(name), mood)
 }
 
-/// The limiter of a layer whose limit has no name.
+/// The limiter of the limit that a test is about: one without a name, or one that may be [`beside`]
+/// others.
 pub(crate) fn limiter_of(layer: &FixedWindowLayer) -> Limiter {
-    layer.limits().of("").clone()
+    let is_tested = |limiter: &&Limiter| ["", TESTED].contains(&limiter.name());
+    layer.limits().into_iter().find(is_tested).expect("it is there").clone()
 }
 
 pub(crate) fn get(path: &str) -> Request<Body> {

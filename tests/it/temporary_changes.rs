@@ -115,26 +115,6 @@ fn a_service_follows_the_quotas_for_good_when_others_end() {
 }
 
 #[test]
-fn a_service_follows_the_quotas_of_each_of_its_limits() {
-    let (store, clock) = store();
-    let all = Quota::per_day(1_000).name("all").key(Key::global());
-    let limits = Limits::new([all, Quota::per_day(2).name("user").key(Key::global())]).store(store);
-    let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
-    let service = FixedWindowLayer::new(&limits).reject(EmptyBody).layer(inner);
-    let limit = || {
-        let Ok(response) = block_on(service.clone().oneshot(Request::new(())));
-        response.headers()["x-ratelimit-limit"].to_str().expect("text").to_owned()
-    };
-    assert_eq!(limit(), "2");
-    limits.of("user").set_quotas(Quota::per_day(4));
-    assert_eq!(limit(), "4");
-    limits.of("user").set_quotas_until(Quota::per_day(3), in_an_hour());
-    assert_eq!(limit(), "3");
-    clock.advance(HOUR);
-    assert_eq!(limit(), "4");
-}
-
-#[test]
 fn shadow_mode_ends() {
     let (store, clock) = store();
     let api = per_day(0).store(store);

@@ -1,16 +1,51 @@
-//! A store in memory beside one in Redis: both must decide the same, whatever happens to a key.
+//! A store in memory beside one in Redis: both must decide the same, whatever happens to a key, of one
+//! limit or of several.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use fastrand::Rng;
 use redis::aio::MultiplexedConnection;
-use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
-use tower_fixed_window::{Decision, Key, ManualClock, MemoryStore, Quotas};
+use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, State, Store};
+use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas};
 
-/// Two stores with one clock.
+/// The arithmetic over counts that never expire.
+#[derive(Default)]
+struct Model(HashMap<(String, Key, String), State>);
+
+impl Model {
+    fn id(account: &Account<'_>, quota: &Quota) -> (String, Key, String) {
+        let scope = account.scope().name().to_owned();
+        (scope, account.key().clone(), quota.counter().to_string())
+    }
+
+    fn charge(&mut self, charge: Charge<'_>, now: u64) -> Decision {
+        let load = |account: &Account<'_>, quota: &Quota| self.0.get(&Self::id(account, quota));
+        let (decision, writes) = charge.decide(now, |account, quota| load(account, quota).copied());
+        for (account, quota, state) in writes {
+            self.0.insert(Self::id(&account, quota), state);
+        }
+        decision
+    }
+
+    fn adjust(&mut self, adjust: Adjust<'_>, now: u64) {
+        let account = adjust.account();
+        let writes = adjust.apply(now, |quota| self.0.get(&Self::id(&account, quota)).copied());
+        for (quota, state) in writes {
+            self.0.insert(Self::id(&account, quota), state);
+        }
+    }
+}
+
+/// Two stores with one clock, and the arithmetic.
 pub(crate) struct Pair<S> {
     seed: u64,
+    clock: ManualClock,
+    model: Model,
     pub(crate) memory: MemoryStore,
+    /// Otherwise an entry may be another one's by now, since it had expired before the clock was set
+    /// back. Then only the arithmetic is compared.
+    memory_has_all: bool,
     pub(crate) redis: S,
     /// The decisions that passed, for later corrections.
     taken: Vec<Decision>,
@@ -27,14 +62,21 @@ impl<S: Store> Pair<S> {
     ) -> Self {
         let redis = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
         let redis = with(redis.prefix(&seed.to_string()).clock(clock.clone()));
-        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
-        Self { seed, memory, redis, taken: Vec::new() }
+        let memory = MemoryStore::with_max_keys(10_000).clock(clock.clone());
+        let (clock, model) = (clock.clone(), Model::default());
+        Self { seed, clock, model, memory, memory_has_all: true, redis, taken: Vec::new() }
     }
 
     pub(crate) async fn charge(&mut self, charge: Charge<'_>, at: &str) -> Decision {
-        let expected = self.memory.charge(charge).await.expect("memory answers");
+        let expected = self.model.charge(charge, self.clock.now_ms());
+        if self.memory_has_all {
+            let memory = self.memory.charge(charge).await.expect("memory answers");
+            assert_eq!(memory, expected, "{at}: {charge:?}");
+        }
         let decision = self.redis.charge(charge).await;
         let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
+        let each = |of: &Decision| of.limits().map(|(_, of)| of).collect::<Vec<_>>();
+        assert_eq!(each(&decision), each(&expected), "{at}: {charge:?}");
         assert_eq!(decision, expected, "{at}: {charge:?}");
         if decision.allowed() {
             self.taken.push(decision.clone());
@@ -42,7 +84,7 @@ impl<S: Store> Pair<S> {
         decision
     }
 
-    /// Returns tokens of an earlier decision or takes more, if one has passed.
+    /// Returns tokens of an earlier decision on this account or takes more, if one has passed.
     pub(crate) async fn adjust(
         &mut self,
         rng: &mut Rng,
@@ -54,17 +96,36 @@ impl<S: Store> Pair<S> {
             return;
         }
         let decision = self.taken.swap_remove(rng.usize(..self.taken.len()));
+        let decision = decision.of(account.scope().name()).unwrap_or(decision);
         let adjust = match rng.bool() {
             true => Adjust::refund(account, rng.u64(..=decision.granted()), &decision),
             false => Adjust::take(account, tokens(rng), &decision),
         };
+        self.model.adjust(adjust, self.clock.now_ms());
         self.memory.adjust(adjust).await.expect("memory answers");
         self.redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
     }
+
+    async fn reset(&mut self, scope: &Scope, key: &Key, at: &str) {
+        self.model.0.retain(|(of, other, _), _| of != scope.name() || other != key);
+        self.memory.reset(scope, key).await.expect("memory answers");
+        let reset = self.redis.reset(scope, key).await;
+        reset.unwrap_or_else(|error| panic!("{at}: {error}"));
+    }
 }
 
-/// Random operations on a key.
+/// How often charges passed, were refused, and were refused though each limit had room: they would
+/// have run too late for another limit (S13).
+#[derive(Default, Debug)]
+pub(crate) struct Seen {
+    pub(crate) passed: u32,
+    pub(crate) refused: u32,
+    pub(crate) late: u32,
+}
+
+/// Random operations on keys of each limit.
 pub(crate) struct Trace<Q, C> {
+    /// The quotas of each limit.
     pub(crate) quotas: Q,
     pub(crate) tokens: fn(&mut Rng) -> u64,
     /// Returns the next time, from the time before and the decision made then.
@@ -73,7 +134,7 @@ pub(crate) struct Trace<Q, C> {
 
 impl<Q, C> Trace<Q, C>
 where
-    Q: Fn(&mut Rng) -> Quotas,
+    Q: Fn(&mut Rng) -> Vec<Quotas>,
     C: Fn(&mut Rng, u64, Option<&Decision>) -> u64,
 {
     /// Charges, corrections, resets and changed limits over this many steps.
@@ -83,36 +144,63 @@ where
         clock: &ManualClock,
         rng: &mut Rng,
         steps: usize,
+        seen: &mut Seen,
     ) {
         let Self { quotas: some_quotas, tokens, next } = self;
-        let (scope, key) = (Scope::named("agreement"), Key::from(rng.u64(..)));
         let (mut quotas, mut last) = (some_quotas(rng), None);
+        let scopes: Vec<_> =
+            (0..quotas.len()).map(|i| Scope::named(&format!("agreement-{i}"))).collect();
+        let keys = [Key::from(rng.u64(..)), Key::from("another")];
+        // The entry of a single key is always its own.
+        let keys = &keys[..scopes.len().min(2)];
+        let goes_back = rng.bool();
+        pair.memory_has_all = keys.len() == 1 || !goes_back;
         let mut now = next(rng, 0, None);
         for step in 0..steps {
-            now = next(rng, now, last.as_ref());
+            let then = next(rng, now, last.as_ref());
+            now = if pair.memory_has_all && keys.len() > 1 { then.max(now) } else { then };
             clock.set_ms(now);
             if rng.u8(..8) == 0 {
                 let new = some_quotas(rng);
+                let same =
+                    |(old, new): (&Quotas, &Quotas)| old.as_ref().len() == new.as_ref().len();
                 // Decisions are of as many quotas as there were.
-                if new.as_ref().len() == quotas.as_ref().len() {
+                if quotas.iter().zip(&new).all(same) {
                     quotas = new;
                 }
             }
-            let account = Account::new(&scope, &quotas, &key);
-            let at = format!("SEED={} step {step} at {now}: {quotas}", pair.seed);
+            let at = format!("SEED={} step {step} at {now}: {quotas:?}", pair.seed);
+            let of = rng.usize(..scopes.len());
+            let account = Account::new(&scopes[of], &quotas[of], rng.choice(keys).expect("some"));
             match rng.u8(..20) {
-                0 => {
-                    pair.memory.reset(&scope, &key).await.expect("memory answers");
-                    let reset = pair.redis.reset(&scope, &key).await;
-                    reset.unwrap_or_else(|error| panic!("{at}: {error}"));
-                }
+                0 => pair.reset(account.scope(), account.key(), &at).await,
                 1..=4 => pair.adjust(rng, account, tokens, &at).await,
                 _ => {}
             }
-            let mut charge = Charge::new(account, tokens(rng));
-            charge = if rng.u8(..3) == 0 { charge.reserving() } else { charge };
-            charge = if rng.u8(..5) == 0 { charge.peeking() } else { charge };
-            last = Some(pair.charge(charge, &at).await);
+            let lines: Vec<_> = scopes
+                .iter()
+                .zip(&quotas)
+                .map(|(scope, quotas)| {
+                    let key = rng.choice(keys).expect("some");
+                    (Account::new(scope, quotas, key), tokens(rng))
+                })
+                .collect();
+            let (reserves, peeks) = (rng.u8(..3) == 0, rng.u8(..5) == 0);
+            let charge = Charge::together(&lines);
+            let charge = if reserves { charge.reserving() } else { charge };
+            let charge = if peeks { charge.peeking() } else { charge };
+            let fits = lines.iter().all(|&(account, cost)| {
+                let line = Charge::new(account, cost).peeking();
+                let line = if reserves { line.reserving() } else { line };
+                pair.model.charge(line, now).allowed()
+            });
+            let decision = pair.charge(charge, &at).await;
+            match decision.allowed() {
+                true => seen.passed += 1,
+                false => seen.refused += 1,
+            }
+            seen.late += u32::from(fits && !decision.allowed());
+            last = Some(decision);
         }
     }
 }

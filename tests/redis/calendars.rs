@@ -14,7 +14,7 @@ use tower_fixed_window::{
     Decision, Key, Limit, Limiter, ManualClock, OnStoreFailure, Quota, Quotas,
 };
 
-use crate::agreement::{Pair, Trace};
+use crate::agreement::{Pair, Seen, Trace};
 use crate::conformance::connect;
 use crate::random::{env, some_quotas};
 
@@ -105,15 +105,26 @@ async fn memory_and_redis_agree_on_calendars() {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::default();
         let pair = Pair::new(&connection, seed, &clock, |store| store);
-        let mut windows = vec![*rng.choice(&CALENDARS).expect("some")];
-        match rng.u8(..3) {
-            0 => windows.push(rng.choice(&CALENDARS).expect("some")),
-            1 => windows.push("minute"),
-            _ => {}
-        }
+        let limits = if rng.bool() { 1 } else { rng.usize(2..=3) };
+        let windows: Vec<_> = (0..limits)
+            .map(|_| {
+                let mut windows = vec![*rng.choice(&CALENDARS).expect("some")];
+                match rng.u8(..3) {
+                    0 => windows.push(rng.choice(&CALENDARS).expect("some")),
+                    1 => windows.push("minute"),
+                    _ => {}
+                }
+                windows
+            })
+            .collect();
         let quota = |limit, window: &&str| format!("{limit}/{window}").parse().expect("a quota");
-        let quotas = |rng: &mut Rng| some_quotas(rng, tokens, &windows, quota);
-        Trace { quotas, tokens, next: step_clock }.run(pair, &clock, &mut rng, STEPS).await;
+        let quotas = |rng: &mut Rng| {
+            let of = |windows: &Vec<&str>| some_quotas(rng, tokens, windows, quota);
+            windows.iter().map(of).collect::<Vec<_>>()
+        };
+        let trace = Trace { quotas, tokens, next: step_clock };
+        let steps = if limits == 1 { STEPS } else { STEPS / 2 };
+        trace.run(pair, &clock, &mut rng, steps, &mut Seen::default()).await;
     }
 }
 

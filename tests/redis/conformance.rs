@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use harness::Server;
 use redis::AsyncConnectionConfig;
@@ -62,7 +62,8 @@ fn passes_the_suite<S: Store>(server: &Server, with: impl Fn(RedisStore) -> S + 
         |clock| {
             // Empty: nobody has had this prefix.
             let prefix = format!("t{}", next.fetch_add(1, Ordering::Relaxed));
-            with(RedisStore::from(connection.clone()).prefix(&prefix).clock(clock))
+            let store = RedisStore::from(connection.clone()).prefix(&prefix).clock(clock);
+            with(store.deadline(Duration::from_secs(20)))
         },
         |job| runtime.block_on(job),
     );

@@ -13,7 +13,7 @@ use redis::cmd;
 use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
 use tower_fixed_window::{Decision, Key, ManualClock, Quota, Quotas, Usage};
 
-use crate::agreement::{Pair, Trace};
+use crate::agreement::{Pair, Seen, Trace};
 use crate::conformance::connect;
 use crate::gathered_calls::Crowd;
 use crate::random::{env, length, start, step_clock, tokens, with_limits};
@@ -34,25 +34,46 @@ async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 400));
+    let (mut alone, mut together) = (Seen::default(), Seen::default());
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::at_ms(start(&mut rng));
         let pair = Pair::new(&connection, seed, &clock, &with);
-        // Every other one has a single quota, which mostly goes another way through the script.
-        let most = if rng.bool() { 1 } else { 4 };
-        let windows: Vec<_> = (0..rng.usize(1..=most))
+        // Every other one is of one limit, and of these every other one has a single quota, which
+        // mostly goes another way through the script.
+        let limits = if rng.bool() { 1 } else { rng.usize(2..=4) };
+        let most = if limits > 1 { 2 } else { *rng.choice(&[1, 4]).expect("some") };
+        let windows: Vec<Vec<_>> = (0..limits)
             .map(|_| {
-                let length = length(&mut rng);
-                (length, rng.u8(..6), rng.u64(..length))
+                let window = |rng: &mut Rng| {
+                    let length = length(rng);
+                    (length, rng.u8(..6), rng.u64(..length))
+                };
+                (0..rng.usize(1..=most)).map(|_| window(&mut rng)).collect()
             })
             .collect();
-        let quotas = |rng: &mut Rng| with_limits(rng, &windows);
+        let quotas = |rng: &mut Rng| {
+            windows.iter().map(|windows| with_limits(rng, windows)).collect::<Vec<_>>()
+        };
         let next = |rng: &mut Rng, now, last: Option<&Decision>| match last {
-            Some(_) => step_clock(rng, now, windows[0].0),
+            Some(_) => step_clock(rng, now, windows[0][0].0),
             None => start(rng),
         };
-        Trace { quotas, tokens, next }.run(pair, &clock, &mut rng, STEPS).await;
+        let (tokens, seen): (fn(&mut Rng) -> u64, _) = match limits {
+            1 => (tokens, &mut alone),
+            _ => (mostly_few, &mut together),
+        };
+        let steps = if limits == 1 { STEPS } else { STEPS / 2 };
+        Trace { quotas, tokens, next }.run(pair, &clock, &mut rng, steps, seen).await;
     }
+    println!("{alone:?} {together:?}");
+    let met = |seen: &Seen| seen.passed > 500 && seen.refused > 500;
+    assert!(rounds < 400 || met(&alone) && met(&together) && together.late > 10, "{together:?}");
+}
+
+/// Otherwise nearly all charges of several limits would be refused.
+fn mostly_few(rng: &mut Rng) -> u64 {
+    if rng.u8(..10) == 0 { tokens(rng) } else { rng.u64(..4) }
 }
 
 /// Counts of the cases that traces with changing limits have met.

@@ -214,8 +214,10 @@ async fn gathered_calls_may_alternate_between_number_and_text() {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::at_ms(1_700_000_000_000);
         let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
-        let redis =
-            RedisStore::from(connection.clone()).prefix(&seed.to_string()).clock(clock.clone());
+        let redis = RedisStore::from(connection.clone())
+            .prefix(&seed.to_string())
+            .clock(clock.clone())
+            .deadline(Duration::from_secs(20));
         let length = length(&mut rng);
         let (anchor, offset) = (rng.u8(..3), rng.u64(..length));
         let kinds: Vec<Quotas> =

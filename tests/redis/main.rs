@@ -5,6 +5,7 @@
 //! with a word, or fail if `REQUIRE_REDIS=1`.
 
 mod agreement;
+mod all_or_none;
 mod calendars;
 mod causes;
 mod cluster_and_sentinel;
@@ -28,7 +29,6 @@ mod resharding;
 mod rights;
 mod runtimes;
 mod secrets;
-mod several_limits;
 mod shared_count;
 mod silent_hosts;
 mod stored_keys;

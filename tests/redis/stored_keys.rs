@@ -10,7 +10,8 @@ use http::Request;
 use tower::{Layer, ServiceExt};
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{
-    FixedWindow, FixedWindowLayer, Key, Limit, Limiter, ManualClock, OnStoreFailure, Quota,
+    FixedWindow, FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, OnStoreFailure,
+    Quota, Quotas,
 };
 
 use crate::conformance::connect;
@@ -22,7 +23,7 @@ async fn limiter(server: &Server, quotas: &str) -> Limiter {
 }
 
 fn limiter_on(store: RedisStore, quotas: &str) -> Limiter {
-    let quotas: tower_fixed_window::Quotas = quotas.parse().expect("quotas");
+    let quotas: Quotas = quotas.parse().expect("quotas");
     Limit::new(quotas).name("life").store(store.on_failure(OnStoreFailure::Deny))
 }
 
@@ -34,18 +35,28 @@ pub(crate) async fn next_window(ms: u64) {
 }
 
 #[tokio::test]
-async fn a_decision_over_several_quotas_is_one_call() {
+async fn a_decision_is_one_call_of_however_many_limits_and_quotas() {
     let Some(server) = Server::start() else { return };
-    let limiter = limiter(&server, "1000/minute, 2000/hour, 3000/day").await;
-    // The first one brings the script.
-    let _ = limiter.check("alice").await.expect("it answers");
-    server.ask::<()>(&["CONFIG", "RESETSTAT"]);
-    for _ in 0..100 {
-        assert!(limiter.check("alice").await.expect("it answers").allowed());
+    for limits in 1..=3 {
+        let names = &["life", "tokens", "cents"][..limits];
+        let quotas: Quotas = "1000/minute, 2000/hour, 3000/day".parse().expect("quotas");
+        let store = RedisStore::from(connect(&server.url()).await).prefix(&limits.to_string());
+        let limits = Limits::new(names.iter().map(|name| Limit::new(quotas).name(name)));
+        let limits = limits.store(store.on_failure(OnStoreFailure::Deny));
+        let lines: Vec<_> = names.iter().map(|name| Line::new(name, "alice", 1)).collect();
+        // The first one brings the script.
+        let _ = limits.check(&lines).await.expect("it answers");
+        server.ask::<()>(&["CONFIG", "RESETSTAT"]);
+        for _ in 0..100 {
+            assert!(limits.check(&lines).await.expect("it answers").allowed());
+        }
+        let stats: String = server.ask(&["INFO", "commandstats"]);
+        assert!(stats.contains("cmdstat_evalsha:calls=100,"), "{stats}");
+        assert!(!stats.contains("cmdstat_eval:") && !stats.contains("cmdstat_script"), "{stats}");
+        for name in names {
+            assert_eq!(limits.of(name).peek("alice").await.expect("it answers").used(), 101);
+        }
     }
-    let stats: String = server.ask(&["INFO", "commandstats"]);
-    assert!(stats.contains("cmdstat_evalsha:calls=100,"), "{stats}");
-    assert!(!stats.contains("cmdstat_eval:") && !stats.contains("cmdstat_script"), "{stats}");
 }
 
 #[tokio::test]

@@ -34,12 +34,12 @@ proptest! {
         trace in prop::collection::vec((forward(), op(), any::<bool>()), 1..40),
     ) {
         let folder = folder();
-        let mut rig = Rig::new(specs, now);
+        let mut rig = Rig::new(vec![specs], now);
         let deploy = |rig: &mut Rig| {
-            let limit = Limit::new(set(&rig.specs).expect("checked")).name("model");
             // The previous store saves when its last handle is dropped.
-            rig.limiter = Limiter::new(limit.clone());
-            rig.limiter = limit.store(open(&folder.path().join("counts"), 64, &rig.clock));
+            rig.limits = limits_of(&rig.specs);
+            let store = open(&folder.path().join("counts"), 64, &rig.clock);
+            rig.limits = limits_of(&rig.specs).store(store);
         };
         deploy(&mut rig);
         for (step, op, deploys) in &trace {

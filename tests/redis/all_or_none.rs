@@ -1,6 +1,6 @@
-//! Several limits in one charge over Redis (S37): one script, one round trip, all or none.
+//! The limits of one charge over Redis pass together or none is charged (S37): by one script in one
+//! round trip, or in order on a cluster.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,19 +8,12 @@ use fastrand::Rng;
 use futures_util::future::join_all;
 use harness::Server;
 use redis::cluster::ClusterClient;
-use tower_fixed_window::store::{
-    Account, Adjust, Charge, OnStoreFailure, RedisStore, Scope, State, Store,
-};
-use tower_fixed_window::{
-    Decision, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
-};
-use tower_fixed_window_conformance::{TOGETHER_VECTORS, replay};
+use tower_fixed_window::store::{OnStoreFailure, RedisStore, Store};
+use tower_fixed_window::{Decision, Limit, Limits, Line, Quota, Quotas};
 
 use crate::cluster_and_sentinel::{cluster, urls};
-use crate::conformance::connect;
 use crate::gathered_calls::Crowd;
 use crate::outage::Log;
-use crate::random::{env, length, some_quotas, start, step_clock, tokens};
 use crate::traffic::scripts;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -51,52 +44,6 @@ fn lines(user: &str, cents: u64) -> [Line<'static>; 3] {
 async fn used(limits: &Limits, user: &str) -> [u64; 3] {
     let of = async |name, key: &str| limits.of(name).peek(key).await.expect("it answers").used();
     [of("requests", "acme").await, of("tokens", "acme").await, of("cents", user).await]
-}
-
-async fn replays<S: Store>(excepted: &[&str], with: impl Fn(RedisStore) -> S) {
-    let Some(server) = Server::start() else { return };
-    let connection = connect(&server.url()).await;
-    let next = std::cell::Cell::new(0);
-    let new = |clock| {
-        next.set(next.get() + 1);
-        let store = RedisStore::from(connection.clone()).deadline(DEADLINE);
-        with(store.prefix(&next.get().to_string()).clock(clock))
-    };
-    let report = replay(TOGETHER_VECTORS, new).await.expect("the traces are well-formed");
-    let failed: Vec<_> = report.failures.iter().map(|failure| &*failure.trace).collect();
-    assert!(failed.iter().all(|id| excepted.contains(id)), "{report}");
-    assert_eq!(report.passed + report.failed, 41);
-    assert!(report.failed as usize <= excepted.len());
-}
-
-#[tokio::test]
-async fn the_shared_traces_pass_alone() {
-    replays(&[], |store| store).await;
-}
-
-#[tokio::test]
-async fn the_shared_traces_pass_in_shared_calls() {
-    replays(&[], |store| Crowd::new(store, Arc::default())).await;
-}
-
-/// Keys may be on several servers there, so limits are charged in order (S37).
-#[tokio::test]
-async fn the_shared_traces_pass_one_by_one() {
-    replays(&["G11", "T002", "T015"], RedisStore::one_by_one).await;
-}
-
-#[tokio::test]
-async fn a_charge_of_three_limits_is_one_call() {
-    let Some(server) = Server::start() else { return };
-    let limits = gateway(store(&server));
-    assert!(limits.check(lines("ann", 1)).await.expect("it answers").allowed());
-    server.ask::<()>(&["CONFIG", "RESETSTAT"]);
-    for i in 2..=20 {
-        let decision = limits.check(lines("ann", 1)).await.expect("it answers");
-        assert_eq!(decision.of("cents").expect("it took part").used(), i);
-    }
-    assert_eq!(scripts(&server), 19);
-    assert_eq!(used(&limits, "ann").await, [20, 12_000, 20]);
 }
 
 /// A call has up to 128 keys, and a group is never split between two calls.
@@ -183,7 +130,9 @@ async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
     ];
     for shared in [false, true] {
         for bad in ["plain", "both", "month"] {
-            for field in [false, true] {
+            for field in
+                [None, Some("nonsense"), Some("12.5"), Some("1e308"), Some("nan"), Some(" 7")]
+            {
                 server.ask::<()>(&["FLUSHALL"]);
                 let limiters = quotas.map(|(name, quotas)| Limit::new(quotas).name(name));
                 let limits = Limits::new(limiters);
@@ -195,8 +144,8 @@ async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
                 let of = quotas.iter().find(|(name, _)| *name == bad).expect("one of them").1;
                 let counter = of.as_ref()[0].counter().to_string();
                 match field {
-                    true => server.ask::<()>(&["HSET", &name, &counter, "nonsense"]),
-                    false => server.ask::<()>(&["SET", &name, "a text"]),
+                    Some(field) => server.ask::<()>(&["HSET", &name, &counter, field]),
+                    None => server.ask::<()>(&["SET", &name, "a text"]),
                 }
                 let lines = quotas.map(|(name, _)| Line::new(name, "ann", 1));
                 let error = limits.check(lines).await.expect_err("it can't be read");
@@ -206,52 +155,6 @@ async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
                 assert_eq!(keys, [name], "{bad}: nothing was written");
             }
         }
-    }
-}
-
-/// Random limits, decided together.
-struct Group {
-    scopes: Vec<Scope>,
-    windows: Vec<Vec<&'static str>>,
-    plain: Vec<u64>,
-}
-
-const WINDOWS: [&str; 8] =
-    ["second", "minute", "hour", "day", "month", "week in Europe/Berlin", "10s staggered", ""];
-
-impl Group {
-    fn new(rng: &mut Rng) -> Self {
-        let n = rng.usize(2..=4);
-        let windows = |rng: &mut Rng| {
-            (0..rng.usize(1..=2)).map(|_| *rng.choice(&WINDOWS).expect("some")).collect()
-        };
-        Self {
-            scopes: (0..n).map(|i| Scope::named(&format!("limit-{i}"))).collect(),
-            windows: (0..n).map(|_| windows(rng)).collect(),
-            plain: (0..n).map(|_| length(rng)).collect(),
-        }
-    }
-
-    fn quotas(&self, rng: &mut Rng) -> Vec<Quotas> {
-        let of = |rng: &mut Rng, i: usize| {
-            let quota = |limit, window: &&str| match *window {
-                "" => Quota::new(limit, Duration::from_millis(self.plain[i])).from_first_request(),
-                window => {
-                    let text = match window.strip_suffix(" staggered") {
-                        Some(window) => format!("{limit}/{window} staggered"),
-                        None => format!("{limit}/{window}"),
-                    };
-                    text.parse().expect("a quota")
-                }
-            };
-            if rng.bool() {
-                let limit = rng.u64(..30);
-                return quota(limit, &self.windows[i][0]).into();
-            }
-            let some = if rng.bool() { tokens } else { few_tokens };
-            some_quotas(rng, some, &self.windows[i], quota)
-        };
-        (0..self.scopes.len()).map(|i| of(rng, i)).collect()
     }
 }
 
@@ -277,145 +180,6 @@ async fn an_error_of_a_group_is_not_the_answer_of_others_in_its_call() {
             }
         }
     }
-}
-
-fn few_tokens(rng: &mut Rng) -> u64 {
-    rng.u64(..12)
-}
-
-/// The arithmetic over counts that never expire.
-#[derive(Default)]
-struct Model(HashMap<(String, Key, String), State>);
-
-impl Model {
-    fn id(account: &Account<'_>, quota: &Quota) -> (String, Key, String) {
-        let scope = account.scope().name().to_owned();
-        (scope, account.key().clone(), quota.counter().to_string())
-    }
-
-    fn charge(&mut self, charge: Charge<'_>, now: u64) -> Decision {
-        let load = |account: &Account<'_>, quota: &Quota| self.0.get(&Self::id(account, quota));
-        let (decision, writes) = charge.decide(now, |account, quota| load(account, quota).copied());
-        for (account, quota, state) in writes {
-            self.0.insert(Self::id(&account, quota), state);
-        }
-        decision
-    }
-
-    fn adjust(&mut self, adjust: Adjust<'_>, now: u64) {
-        let account = adjust.account();
-        let writes = adjust.apply(now, |quota| self.0.get(&Self::id(&account, quota)).copied());
-        for (quota, state) in writes {
-            self.0.insert(Self::id(&account, quota), state);
-        }
-    }
-}
-
-/// Memory and Redis decide alike. After a large step back of the clock, memory may have reused the
-/// slot of an ended count: then the arithmetic is compared instead.
-async fn agree<S: Store>(with: impl Fn(RedisStore) -> S) {
-    let Some(server) = Server::start() else { return };
-    let connection = connect(&server.url()).await;
-    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 300));
-    let (mut passed, mut refused, mut late) = (0, 0, 0);
-    for seed in first..first + rounds {
-        let mut rng = Rng::with_seed(seed);
-        let mut now = start(&mut rng);
-        let clock = ManualClock::at_ms(now);
-        let redis = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
-        let redis = with(redis.prefix(&seed.to_string()).clock(clock.clone()));
-        let memory = MemoryStore::with_max_keys(10_000).clock(clock.clone());
-        let (mut model, steps_back) = (Model::default(), rng.bool());
-        let group = Group::new(&mut rng);
-        let keys = [Key::from(seed), Key::from("another")];
-        let mut quotas = group.quotas(&mut rng);
-        let mut taken: Vec<(usize, usize, Quotas, Decision)> = Vec::new();
-        for step in 0..25 {
-            let next = step_clock(&mut rng, now, 60_000);
-            now = if steps_back { next } else { next.max(now) };
-            clock.set_ms(now);
-            let at = format!("SEED={seed} step {step} at {now}");
-            if rng.u8(..8) == 0 {
-                let new = group.quotas(&mut rng);
-                let same =
-                    |(old, new): (&Quotas, &Quotas)| old.as_ref().len() == new.as_ref().len();
-                if quotas.iter().zip(&new).all(same) {
-                    quotas = new;
-                }
-            }
-            if !taken.is_empty() && rng.u8(..3) == 0 {
-                let (i, key, quotas, decision) = taken.swap_remove(rng.usize(..taken.len()));
-                let account = Account::new(&group.scopes[i], &quotas, &keys[key]);
-                let adjust = match rng.bool() {
-                    true => Adjust::refund(account, rng.u64(..=decision.granted()), &decision),
-                    false => Adjust::take(account, few_tokens(&mut rng), &decision),
-                };
-                model.adjust(adjust, now);
-                memory.adjust(adjust).await.expect("memory answers");
-                redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
-            }
-            let reserves = rng.u8(..3) == 0;
-            let peeks = rng.u8(..8) == 0;
-            let mut of = Vec::new();
-            let mut lines = Vec::new();
-            for (scope, quotas) in group.scopes.iter().zip(&quotas) {
-                let key = rng.usize(..2);
-                let account = Account::new(scope, quotas, &keys[key]);
-                let cost = if rng.u8(..10) == 0 { tokens(&mut rng) } else { few_tokens(&mut rng) };
-                lines.push((account, cost));
-                of.push(key);
-            }
-            let charge = Charge::together(&lines);
-            let charge = if reserves { charge.reserving() } else { charge };
-            let charge = if peeks { charge.peeking() } else { charge };
-            let expected = model.charge(charge, now);
-            if !steps_back {
-                let memory = memory.charge(charge).await;
-                assert_eq!(memory.expect("memory answers"), expected, "{at}: {charge:?}");
-            }
-            assert!(redis.charges_together());
-            let decision = redis.charge(charge).await;
-            let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}: {charge:?}"));
-            let each = |of: &Decision| of.limits().map(|(_, of)| of).collect::<Vec<_>>();
-            assert_eq!(each(&decision), each(&expected), "{at}: {charge:?}");
-            assert_eq!(decision, expected, "{at}: {charge:?}");
-            if !decision.allowed() {
-                refused += 1;
-                // Each limit fits by itself.
-                let fits = lines.iter().all(|&(account, cost)| {
-                    let load = |_: &Account<'_>, quota: &Quota| {
-                        model.0.get(&Model::id(&account, quota)).copied()
-                    };
-                    let line = Charge::new(account, cost).peeking();
-                    let line = if reserves { line.reserving() } else { line };
-                    line.decide(now, load).0.allowed()
-                });
-                late += u32::from(reserves && fits);
-                continue;
-            }
-            passed += 1;
-            for ((i, key), (_, decision)) in of.into_iter().enumerate().zip(decision.limits()) {
-                if !peeks {
-                    taken.push((i, key, quotas[i], decision));
-                }
-            }
-        }
-    }
-    println!("{passed} passed, {refused} were refused, {late} of them late");
-    assert!(
-        rounds < 300 || passed > 500 && refused > 500 && late > 10,
-        "{passed} {refused} {late}"
-    );
-}
-
-#[tokio::test]
-async fn memory_and_redis_agree_on_several_limits() {
-    agree(|store| store).await;
-}
-
-#[tokio::test]
-async fn memory_and_redis_agree_on_several_limits_in_shared_calls() {
-    agree(|store| Crowd::new(store, Arc::default())).await;
 }
 
 /// Groups beside single charges, refunds and true costs, from several nodes.

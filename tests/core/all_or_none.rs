@@ -1,20 +1,18 @@
-//! Several limits in one charge (S37), in memory: what the decision says, what is corrected by name,
-//! and what can't be built.
+//! The limits of one charge pass together or none is charged (S37): which of them governs, what is
+//! corrected by name, and what can't be built.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use allocation_counter::measure;
-use tower_fixed_window::store::{Account, Charge, Scope, Store};
+use tower_fixed_window::store::{Account, Charge, OnStoreFailure, Remote, Scope, Store};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    Clock, KeptReceipt, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
+    Decision, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, StoreError,
 };
-use tower_fixed_window_conformance::{TOGETHER_VECTORS, replay};
 
-use crate::{answer, sized};
+use crate::answer;
+use crate::database::Database;
 
 /// An hour begins, and with it a minute.
 const NOW_MS: u64 = 1_699_999_200_000;
@@ -43,21 +41,6 @@ fn lines(cents: u64) -> [Line<'static>; 3] {
 fn used(limits: &Limits) -> [u64; 3] {
     let of = |name, key: &str| answer(limits.of(name).peek(key)).used();
     [of("requests", "acme"), of("tokens", "acme"), of("cents", "ann")]
-}
-
-#[test]
-fn the_shared_traces_pass_at_every_size_and_for_every_seed() {
-    // Each store has a seed of its own, and in small ones limits meet in a bucket.
-    for (max_keys, seeds) in [(1_000_000, 2), (100, sized(20, 200)), (5_000, sized(4, 40))] {
-        for _ in 0..seeds {
-            let new = |clock| MemoryStore::with_max_keys(max_keys).clock(clock);
-            let mut report = None;
-            block_on(async { report = Some(replay(TOGETHER_VECTORS, new).await) });
-            let report = report.expect("it was replayed").expect("the traces are well-formed");
-            assert!(report.failures.is_empty(), "{max_keys} keys: {report}");
-            assert_eq!(report.passed, 41);
-        }
-    }
 }
 
 #[test]
@@ -310,29 +293,6 @@ fn limits_that_can_not_be_told_apart_panic_with_the_line_to_write() {
 }
 
 #[test]
-fn another_process_settles_what_one_has_charged() {
-    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
-    let process = || {
-        let limits = [("requests", Quota::per_minute(6)), ("cents", Quota::per_day(50))];
-        Limits::new(limits.map(|(name, quota)| Limit::new(quota).name(name))).store(store.clone())
-    };
-    let lines = [Line::new("requests", "acme", 1), Line::new("cents", "ann", 3)];
-    let receipts = answer(process().charge(&lines)).expect("it passes");
-    let decided = receipts.decision().clone();
-    let text = serde_json::to_string(&receipts.keep().expect("it can be kept")).expect("text");
-    let read = || serde_json::from_str::<KeptReceipt>(&text).expect("as it was written");
-    let again = tower_fixed_window::Receipt::from(read());
-    assert_eq!(again.decision(), &decided);
-
-    answer(process().settle(read(), [("cents", 7)]));
-    assert_eq!(answer(process().of("cents").peek("ann")).used(), 7);
-    assert_eq!(answer(process().of("requests").peek("acme")).used(), 1);
-    for wrong in ["[]", "[[1]]", &text[..text.len() - 2], &text.replace("requests", "Requests")] {
-        assert!(serde_json::from_str::<KeptReceipt>(wrong).is_err(), "{wrong}");
-    }
-}
-
-#[test]
 fn a_charge_of_several_limits_takes_one_allocation() {
     let scopes: Vec<Scope> = (0..8).map(|i| Scope::named(&format!("limit-{i}"))).collect();
     let one = Quotas::from(Quota::per_minute(3));
@@ -371,33 +331,61 @@ fn lines_of_one_scope_are_no_charge() {
     let _ = Charge::together(&lines);
 }
 
-/// Shows a time for so many readings, then a second later.
-#[derive(Clone)]
-struct Turns(Arc<AtomicI64>);
-
-impl Clock for Turns {
-    fn now_ms(&self) -> u64 {
-        NOW_MS + if self.0.fetch_sub(1, Ordering::SeqCst) > 0 { 0 } else { 1_000 }
-    }
+/// Of a third party's store elsewhere, which can charge them in one step.
+fn far(store: impl Store) -> Limits {
+    Limits::new([Quota::per_year(60).name("requests"), Quota::per_year(1_000).name("tokens")])
+        .store(store)
 }
 
-/// Quotas may change at any instant, also within a charge.
+fn check(limits: &Limits, tokens: u64) -> Result<Decision, StoreError> {
+    let lines = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", tokens)];
+    block_on(limits.check(lines))
+}
+
 #[test]
-fn a_receipt_is_of_the_quotas_that_decided() {
-    let clock = Turns(Arc::new(AtomicI64::new(i64::MAX)));
-    let limits = Limits::new([Quota::per_minute(10).name("a")]);
-    let limits = limits.store(MemoryStore::new().clock(clock.clone()));
-    let hour = Quotas::from(Quota::per_hour(5));
-    let of_hour = |cost| [Line::new("a", "k", cost).with_quotas(&hour)];
-    assert!(answer(limits.check(of_hour(5))).allowed());
-    let until = UNIX_EPOCH + Duration::from_millis(NOW_MS + 500);
-    limits.of("a").set_quotas_until(Quota::per_hour(9), until);
-    // That time is over at the second reading.
-    clock.0.store(1, Ordering::SeqCst);
-    match answer(limits.charge([Line::new("a", "k", 3)])) {
-        Ok(receipt) => answer(limits.refund(receipt)),
-        Err(refused) => assert_eq!(refused.decision().limit(), 9),
+fn what_is_known_of_one_limit_refuses_all_without_a_call() {
+    let database = Database::start();
+    let limits = far(Remote::around(database.clone()));
+    assert!(check(&limits, 900).expect("it answers").allowed());
+    assert_eq!(database.calls(), 1, "one step");
+    let refused = check(&limits, 200).expect("it answers");
+    assert!(refused.of("requests").expect("it took part").allowed());
+    for _ in 0..100 {
+        let refused = check(&limits, 200).expect("it is known");
+        assert_eq!(refused.governing_limit(), "tokens");
+        assert!(refused.of("requests").is_none() && refused.retry_at().is_some());
     }
-    let minute = answer(limits.of("a").peek("k")).used();
-    assert_eq!((answer(limits.peek(of_hour(0))).used(), minute), (5, 0));
+    assert_eq!(database.calls(), 2);
+    assert!(check(&limits, 100).expect("it answers").allowed(), "it is less");
+    assert!(!check(&limits, 1).expect("it answers").allowed());
+    block_on(limits.of("tokens").reset("acme")).expect("it answers");
+    assert!(check(&limits, 200).expect("it answers").allowed(), "it was reset");
+    let requests = block_on(limits.of("requests").peek("acme")).expect("it answers");
+    assert_eq!(requests.used(), 3, "refusals took nothing");
+}
+
+#[test]
+fn a_store_that_fails_stands_in_for_all_limits_or_for_none() {
+    let database = Database::start();
+    let store = Remote::around(database.clone()).deadline(Duration::from_secs(9));
+    let here = far(store.clone());
+    let nowhere = far(store.on_failure(OnStoreFailure::Deny));
+    assert!(check(&here, 900).expect("it answers").allowed());
+    for scope in ["requests", "tokens"] {
+        database.fail(scope, true);
+    }
+    assert!(check(&nowhere, 1).is_err());
+    for (tokens, passes) in [(900, true), (900, false), (100, true)] {
+        let decision = check(&here, tokens).expect("memory answers");
+        assert!(decision.is_local() && decision.limits().all(|(_, of)| of.is_local()));
+        assert_eq!(decision.allowed(), passes, "{tokens}");
+    }
+    // Both limits of one step: the refused one took nothing of the other.
+    let decision = check(&here, 0).expect("memory answers");
+    assert_eq!(decision.of("requests").expect("it took part").used(), 3);
+    let calls = database.calls();
+    for _ in 0..20 {
+        assert!(check(&here, 0).expect("memory answers").is_local());
+    }
+    assert!(database.calls() <= calls + 5, "the breaker opens");
 }

@@ -1,0 +1,383 @@
+//! The limits of one charge pass together or none is charged, and one of them speaks for all (S37): of a
+//! layer, of `Limits` without HTTP, and over a store that can't charge them in one step. There nothing is
+//! kept of a charge that is refused, dropped or late, and one deadline is for all of it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::routing::any;
+use http::request::Builder;
+use http::{Request, Response, StatusCode};
+use tokio::time::{Instant, sleep, timeout};
+use tower_fixed_window::key::header;
+use tower_fixed_window::testing::{ask, ask_around, block_on};
+use tower_fixed_window::{
+    FixedWindowLayer, Headers, Key, KeyExtractor, Limit, Limiter, Limits, Line, ManualClock,
+    MemoryStore, OnStoreFailure, Quota, Store, TrueCost,
+};
+
+use crate::support::FarStore;
+
+/// A minute's start.
+const NOW_MS: u64 = 1_700_000_040_000;
+
+fn limits<const N: usize>(limits: [Limit; N]) -> (Limits, ManualClock) {
+    let clock = ManualClock::at_ms(NOW_MS);
+    (Limits::new(limits).store(MemoryStore::new().clock(clock.clone())), clock)
+}
+
+fn gateway() -> [Limit; 3] {
+    [
+        Quota::per_minute(6).name("requests").key(header("x-org")),
+        Quota::per_hour(1_000).name("tokens").key(header("x-org")).cost_fn(|parts| {
+            parts.headers.get("x-tokens").map_or(10, |n| n.to_str().unwrap().parse().unwrap())
+        }),
+        Quota::per_day(50).name("cents").key(header("x-user")).cost_fn(|_| 5),
+    ]
+}
+
+fn request(user: &str) -> Builder {
+    Request::get("/").header("x-org", "acme").header("x-user", user)
+}
+
+fn used(limits: &Limits, key_of: impl Fn(&str) -> Key) -> Vec<u64> {
+    let of = |name| block_on(limits.of(name).peek(key_of(name))).expect("it answers").used();
+    ["requests", "tokens", "cents"].map(of).into()
+}
+
+fn key_of(user: &'static str) -> impl Fn(&str) -> Key {
+    let key = |name: &'static str, value: &'static str| {
+        let request = Request::get("/").header(name, value).body(()).expect("valid");
+        let mut key = Key::default();
+        header(name).extract(&request.into_parts().0, &mut key).expect("it is there");
+        key
+    };
+    move |limit| if limit == "cents" { key("x-user", user) } else { key("x-org", "acme") }
+}
+
+fn header_of<'r, B>(response: &'r Response<B>, name: &str) -> &'r str {
+    response.headers().get(name).map_or("", |value| value.to_str().expect("text"))
+}
+
+fn body(response: &Response<bytes::Bytes>) -> &str {
+    std::str::from_utf8(response.body()).expect("text")
+}
+
+fn fields<B>(response: &Response<B>) -> [&str; 4] {
+    ["limit", "remaining", "used", "resource"]
+        .map(|field| header_of(response, &format!("x-ratelimit-{field}")))
+}
+
+#[test]
+fn a_request_passes_if_all_limits_hold_and_a_refusal_takes_from_none() {
+    let (limits, clock) = limits(gateway());
+    let layer = FixedWindowLayer::new(&limits);
+
+    let response = ask(&layer, request("ann"));
+    assert_eq!(fields(&response), ["6", "5", "1", "requests"], "the smallest part is left of it");
+    assert_eq!(used(&limits, key_of("ann")), [1, 10, 5]);
+
+    let response = ask(&layer, request("ann").header("x-tokens", "991"));
+    assert_eq!(response.status(), 429);
+    assert_eq!(fields(&response), ["1000", "0", "10", "tokens"]);
+    assert_eq!(header_of(&response, "retry-after"), "2760", "the hour began 14 min before");
+    assert!(body(&response).contains(r#""violated-policies":["tokens:1000/hour"]"#));
+    assert_eq!(used(&limits, key_of("ann")), [1, 10, 5], "nothing is taken of any");
+
+    for _ in 0..5 {
+        assert_eq!(ask(&layer, request("bob")).status(), 200);
+    }
+    let response = ask(&layer, request("ann"));
+    assert_eq!(
+        (response.status(), fields(&response)),
+        (StatusCode::TOO_MANY_REQUESTS, ["6", "0", "6", "requests"])
+    );
+    assert_eq!(used(&limits, key_of("ann")), [6, 60, 5]);
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(ask(&layer, request("ann")).status(), 200);
+}
+
+#[test]
+fn the_body_and_the_ietf_fields_name_all_limits() {
+    let (limits, _) = limits([
+        Quota::per_minute(1).name("a").key(Key::global()),
+        Quota::per_hour(5).name("b").key(Key::global()),
+        Quota::per_day(1).name("c").key(Key::global()),
+    ]);
+    let layer = FixedWindowLayer::new(&limits).headers(Headers::GitHubAndIetfDraft10);
+
+    let response = ask(&layer, Request::get("/"));
+    let policies = r#""a:1/minute";q=1;w=60, "b:5/hour";q=5;w=3600, "c:1/day";q=1;w=86400"#;
+    assert_eq!(header_of(&response, "ratelimit-policy"), policies);
+    assert!(
+        header_of(&response, "ratelimit").starts_with(r#""a:1/minute";r=0;t=60, "b:5/hour";r=4;"#)
+    );
+
+    let response = ask(&layer, Request::get("/"));
+    assert_eq!(fields(&response), ["1", "0", "1", "c"], "the latest retry");
+    assert!(
+        body(&response).contains(r#""violated-policies":["a:1/minute","c:1/day"]"#),
+        "{}",
+        body(&response)
+    );
+    assert!(body(&response).contains("API rate limit exceeded: a:1/minute, c:1/day"));
+    assert_eq!(header_of(&response, "ratelimit-policy"), policies);
+}
+
+fn settled() -> [Limit; 3] {
+    [
+        Quota::per_minute(6).name("requests").key(Key::global()),
+        Quota::per_hour(1_000).name("tokens").key(Key::global()).cost_fn(|_| 100).settled(),
+        Quota::per_day(50).name("cents").key(Key::global()).cost_fn(|_| 5).settled(),
+    ]
+}
+
+#[test]
+fn a_response_settles_each_limit_by_its_name() {
+    let (limits, _) = limits(settled());
+    let layer = FixedWindowLayer::new(&limits);
+    let answer = |cost: TrueCost| {
+        let response = ask_around(&layer, any(axum::Extension(cost)), Request::get("/"));
+        assert_eq!(response.status(), 200);
+        response
+    };
+    let used = || used(&limits, |_| Key::global());
+    let response = answer(TrueCost::of("tokens", 712).and("cents", 4));
+    assert_eq!(used(), [1, 712, 4]);
+    assert_eq!(fields(&response)[..3], ["1000", "288", "712"], "after the correction");
+    answer(TrueCost::of("cents", 0));
+    assert_eq!(used(), [2, 812, 4], "what is not named keeps its charge");
+    // `requests` is not settled, so its true cost changes nothing.
+    answer(TrueCost::of("requests", 7));
+    assert_eq!(used(), [3, 912, 9]);
+    let response = ask(&layer, Request::get("/"));
+    assert_eq!(
+        (response.status(), fields(&response)[3]),
+        (StatusCode::TOO_MANY_REQUESTS, "tokens")
+    );
+}
+
+const NAMES: [&str; 3] = ["one", "two", "three"];
+
+fn named(count: usize, per_minute: u64) -> impl Iterator<Item = Limit> {
+    NAMES[..count]
+        .iter()
+        .map(move |name| Quota::per_minute(per_minute).name(name).key(Key::global()))
+}
+
+fn store() -> MemoryStore {
+    MemoryStore::new().clock(ManualClock::at_ms(NOW_MS))
+}
+
+/// Each decision that the layer's hook is told: whether it passed, and the limits in it.
+type Told = Arc<Mutex<Vec<(bool, Vec<String>)>>>;
+
+fn told(layer: FixedWindowLayer, to: &Told) -> FixedWindowLayer {
+    let to = Arc::clone(to);
+    layer.on_decision(move |_, decision| {
+        let names = decision.limits().map(|(name, _)| name.to_owned()).collect();
+        to.lock().unwrap().push((decision.allowed(), names));
+    })
+}
+
+#[test]
+fn a_decision_knows_its_limits_whether_one_or_more() {
+    for count in 1..=3 {
+        for per_minute in [9, 0] {
+            let all = || Limits::new(named(count, per_minute)).store(store());
+            let lines: Vec<_> =
+                NAMES[..count].iter().map(|name| Line::new(name, Key::global(), 1)).collect();
+            let decision = block_on(all().check(&lines)).expect("it answers");
+            let names: Vec<_> = decision.limits().map(|(name, _)| name).collect();
+            assert_eq!(names, NAMES[..count]);
+            assert!(NAMES.iter().all(|name| decision.of(name).is_some() == names.contains(name)));
+            assert_eq!(decision.governing_limit(), "one");
+            for (name, of) in decision.limits() {
+                assert_eq!(Some(&of), decision.of(name).as_ref());
+                assert_eq!((of.allowed(), of.limit()), (per_minute > 0, per_minute));
+            }
+            // The hook of a layer, and the request's extension, have the same decision.
+            let heard = Told::default();
+            let layer = told(FixedWindowLayer::new(all()), &heard);
+            let _ = ask(&layer, Request::get("/"));
+            let expected = (per_minute > 0, names.into_iter().map(str::to_owned).collect());
+            assert_eq!(*heard.lock().unwrap(), [expected]);
+        }
+    }
+}
+
+#[test]
+fn a_limiter_and_limits_of_one_decide_alike() {
+    let limit = || Quota::per_minute(2).and(Quota::per_hour(3)).name("one");
+    let limiter: Limiter = limit().store(store());
+    let limits = Limits::new([limit()]).store(store());
+    for cost in [1, 1, 1, 0, 9] {
+        let one = block_on(limiter.check_cost("k", cost)).expect("it answers");
+        let of_one = block_on(limits.check([Line::new("one", "k", cost)])).expect("it answers");
+        assert_eq!(one, of_one);
+        let one = one.into_result().err().map(http::Response::<axum::body::Bytes>::from);
+        let of_one = of_one.into_result().err().map(http::Response::<axum::body::Bytes>::from);
+        let shown = |response: http::Response<axum::body::Bytes>| {
+            let (parts, body) = response.into_parts();
+            (parts.status, parts.headers, body)
+        };
+        assert_eq!(one.map(shown), of_one.map(shown));
+    }
+    let receipt = block_on(limiter.charge("other", 1)).expect("it answers").expect("it passes");
+    block_on(limits.charge([Line::new("one", "other", 1)])).expect("it answers").expect("passes");
+    block_on(limiter.refund(receipt)).expect("it answers");
+    assert_eq!(block_on(limiter.peek("other")).expect("it answers").used(), 0);
+}
+
+const DELAY: u64 = 10;
+
+/// Limits that a store charges one after the other, if it can't charge them in one step.
+fn in_order(store: impl Store) -> Limits {
+    let limits = Limits::new([
+        Quota::per_hour(9).name("requests"),
+        Quota::per_hour(5).name("tokens"),
+        Quota::per_day(2).name("cents"),
+    ]);
+    limits.store(store)
+}
+
+fn lines(tokens: u64) -> [Line<'static>; 3] {
+    [
+        Line::new("requests", "acme", 1),
+        Line::new("tokens", "acme", tokens),
+        Line::new("cents", "ann", 1),
+    ]
+}
+
+/// The tokens that the store has counted for each limit.
+async fn counted(store: &FarStore) -> [u64; 3] {
+    let mut used = [0; 3];
+    let counts = in_order(store.memory.clone());
+    for (used, (name, key)) in
+        used.iter_mut().zip([("requests", "acme"), ("tokens", "acme"), ("cents", "ann")])
+    {
+        *used = counts.of(name).peek(key).await.expect("memory answers").used();
+    }
+    used
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_returns_what_was_taken_before_it_answers() {
+    let store = FarStore::new(|| DELAY);
+    let limits = in_order(store.clone());
+    for passed in 1..=2 {
+        assert!(limits.check(lines(1)).await.unwrap().allowed());
+        assert_eq!(counted(&store).await, [passed; 3]);
+    }
+    let refused = limits.check(lines(1)).await.unwrap();
+    assert_eq!(counted(&store).await, [2; 3]);
+    assert_eq!((refused.allowed(), refused.governing_limit()), (false, "cents"));
+    let requests = refused.of("requests").unwrap();
+    assert_eq!((requests.allowed(), requests.granted(), requests.used()), (true, 0, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_until_the_last_limit_that_refuses_has_room() {
+    let store = FarStore::new(|| DELAY);
+    let limits = in_order(store.clone());
+    assert!(limits.check([Line::new("cents", "ann", 2)]).await.unwrap().allowed());
+    // The tokens refuse first, for an hour; the limit behind them for a day.
+    let refused = limits.check(lines(6)).await.unwrap();
+    assert_eq!(refused.governing_limit(), "tokens", "they can never pass");
+    assert!(limits.check([Line::new("tokens", "acme", 5)]).await.unwrap().allowed());
+    let refused = limits.check(lines(1)).await.unwrap();
+    assert_eq!(refused.governing_limit(), "cents");
+    assert_eq!(refused.retry_at(), refused.of("cents").unwrap().retry_at());
+    assert!(refused.retry_at() > refused.of("tokens").unwrap().retry_at());
+    assert_eq!(counted(&store).await, [0, 5, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_that_is_dropped_at_any_moment_keeps_nothing() {
+    // With its refusal: three charges, then returns and peeks.
+    for ms in 0..9 * DELAY {
+        for tokens in [1, 6] {
+            let store = FarStore::new(|| DELAY);
+            let limits = in_order(store.clone());
+            let asked = timeout(Duration::from_millis(ms), limits.check(lines(tokens))).await;
+            sleep(Duration::from_secs(1)).await;
+            let passed = asked.is_ok_and(|asked| asked.unwrap().allowed());
+            let (expected, when) = (if passed { [1; 3] } else { [0; 3] }, (ms, tokens));
+            assert_eq!(counted(&store).await, expected, "dropped after {when:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_that_is_never_polled_is_never_made() {
+    let store = FarStore::new(|| DELAY);
+    drop(in_order(store.clone()).check(lines(1)));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!((counted(&store).await, store.sent.load(Ordering::SeqCst)), ([0; 3], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
+    let deadline = Duration::from_millis(250);
+    for (delay, local) in [(20, [false; 3]), (60, [false, false, true]), (100, [false, true, true])]
+    {
+        let store = FarStore::new(move || delay).deadline(deadline);
+        let limits = in_order(store.clone());
+        let started = Instant::now();
+        let decision = limits.check(lines(1)).await.unwrap();
+        assert!(started.elapsed() <= deadline, "{:?} of {deadline:?}", started.elapsed());
+        assert!(decision.allowed());
+        let locals =
+            ["requests", "tokens", "cents"].map(|name| decision.of(name).unwrap().is_local());
+        assert_eq!((locals, decision.is_local()), (local, local.contains(&true)));
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(counted(&store).await, local.map(|local| u64::from(!local)), "at {delay} ms");
+    }
+    // The limit that governs was decided by the store, and the other one in memory.
+    let limits =
+        Limits::new([Quota::per_day(2).name("cents"), Quota::per_hour(9).name("requests")]);
+    let limits = limits.store(FarStore::new(|| 100).deadline(deadline));
+    let lines = [Line::new("cents", "ann", 1), Line::new("requests", "acme", 1)];
+    let decision = limits.check(lines).await.unwrap();
+    assert_eq!(decision.governing_limit(), "cents");
+    assert!(decision.is_local() && !decision.of("cents").unwrap().is_local());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_the_store_keeps_nothing() {
+    let store =
+        FarStore::new(|| 100).deadline(Duration::from_millis(250)).on_failure(OnStoreFailure::Deny);
+    let limits = ["requests", "tokens"].map(|name| Quota::per_hour(9).name(name));
+    let limits = Limits::new(limits).store(store.clone());
+    let both = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 1)];
+    let error = limits.check(both).await.unwrap_err();
+    assert_eq!(error.to_string(), "the store did not answer in time");
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(counted(&store).await, [0; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reservation_that_would_be_due_too_late_is_returned() {
+    let store = FarStore::new(|| DELAY);
+    let limiters = || {
+        Limits::new([
+            Quota::per_second(1).reserve_up_to(9).name("fast"),
+            Quota::per_minute(1).reserve_up_to(9).name("slow"),
+        ])
+    };
+    let (limits, memory) =
+        (limiters().store(store.clone()), limiters().store(store.memory.clone()));
+    let both = [Line::new("fast", "k", 1), Line::new("slow", "k", 1)];
+    assert!(limits.reserve(&both).await.unwrap().is_ok());
+    let late = limits.reserve(&both).await.unwrap().unwrap_err();
+    let expected = memory.reserve(&both).await.unwrap().unwrap_err();
+    assert_eq!(late.decision().retry_at(), expected.decision().retry_at());
+    assert_eq!(late.decision().governing_limit(), "slow");
+    for name in ["fast", "slow"] {
+        let standing = memory.of(name).peek("k").await.unwrap();
+        assert_eq!(standing.used(), 1, "{name}");
+        let told = late.decision().of(name).unwrap();
+        assert_eq!(told.used(), 1, "{name}");
+    }
+}
