@@ -7,11 +7,14 @@ use std::hint::black_box;
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
+#[path = "timing.rs"]
+mod timing;
+
 use bytes::Bytes;
-use criterion::{Criterion, criterion_group, criterion_main};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Request, Response};
 use http_body_util::Full;
+use timing::{calls, print, timed};
 use tower_fixed_window::key::PeerAddr;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{FixedWindowLayer, Quota};
@@ -53,29 +56,27 @@ where
     black_box(response).status().as_u16()
 }
 
-fn layer(c: &mut Criterion) {
+fn main() {
     let unlimited = FixedWindowLayer::new(Quota::per_hour(1 << 40));
     let spent = FixedWindowLayer::new(Quota::per_hour(0));
-    let mut group = c.benchmark_group("layer");
+    let mut functions = Vec::new();
     for (keys, clients) in [("hot key", 1), ("100k keys", 100_000)] {
-        let mut next = 0_u32;
-        let mut client = move || {
-            next = next.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            next % clients
+        let clients = || {
+            let mut next = 0_u32;
+            move || {
+                next = next.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                next % clients
+            }
         };
-        let mut bare = Bare;
-        group.bench_function(format!("bare, {keys}"), |b| b.iter(|| run(&mut bare, client())));
-        let mut passing = unlimited.layer(Bare);
-        group.bench_function(format!("passing, {keys}"), |b| {
-            b.iter(|| assert_eq!(run(&mut passing, client()), 200));
-        });
-        let mut refusing = spent.layer(Bare);
-        group.bench_function(format!("refusing, {keys}"), |b| {
-            b.iter(|| assert_eq!(run(&mut refusing, client()), 429));
-        });
+        let (mut bare, mut client) = (Bare, clients());
+        let call = move || run(&mut bare, client());
+        functions.push(timed(format!("bare, {keys}"), calls(call)));
+        let (mut passing, mut client) = (unlimited.layer(Bare), clients());
+        let call = move || assert_eq!(run(&mut passing, client()), 200);
+        functions.push(timed(format!("passing, {keys}"), calls(call)));
+        let (mut refusing, mut client) = (spent.layer(Bare), clients());
+        let call = move || assert_eq!(run(&mut refusing, client()), 429);
+        functions.push(timed(format!("refusing, {keys}"), calls(call)));
     }
-    group.finish();
+    print(functions);
 }
-
-criterion_group!(benches, layer);
-criterion_main!(benches);

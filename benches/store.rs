@@ -7,21 +7,25 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-use criterion::{Criterion, criterion_group, criterion_main};
+#[path = "timing.rs"]
+mod timing;
+
+use timing::{calls, print, timed};
 use tower_fixed_window::store::{Account, Charge, Scope};
 use tower_fixed_window::{Clock, Key, ManualClock, MemoryStore, Quota, Quotas, Store, SystemClock};
 
-fn store(c: &mut Criterion) {
-    let mut group = c.benchmark_group("store");
-    group.bench_function("floor: read the clock", |b| b.iter(|| SystemClock.now_ms()));
-
+fn main() {
+    let scope = Scope::named("bench");
     let map = Mutex::new((0..100_000_u64).map(|i| (i, 0_u64)).collect::<HashMap<_, _>>());
     let mut next = numbers(100_000);
-    group.bench_function("floor: std HashMap in a Mutex, 100k keys", |b| {
-        b.iter(|| *map.lock().unwrap().get_mut(&next()).unwrap() += 1);
-    });
+    let mut functions = vec![
+        timed("floor: read the clock", calls(|| SystemClock.now_ms())),
+        timed(
+            "floor: std HashMap in a Mutex, 100k keys",
+            calls(|| *map.lock().unwrap().get_mut(&next()).unwrap() += 1),
+        ),
+    ];
 
-    let scope = Scope::named("bench");
     let one = Quotas::from(Quota::per_hour(1 << 40));
     let two = Quota::per_hour(1 << 40).and(Quota::per_day(1 << 40));
     let manual = || MemoryStore::new().clock(ManualClock::at_ms(1_700_000_040_000));
@@ -32,14 +36,13 @@ fn store(c: &mut Criterion) {
         ("one quota, 1M keys", MemoryStore::with_max_keys(1_200_000), one, 1_000_000),
         ("two quotas, 100k keys", MemoryStore::new(), two, 100_000),
     ] {
-        let mut next = numbers(keys);
-        group.bench_function(name, |b| {
-            b.iter(|| {
-                let key = Key::from(next());
-                let account = Account::new(&scope, &quotas, &key);
-                black_box(store.charge(Charge::new(account, 1)).into_now())
-            });
-        });
+        let (mut next, scope) = (numbers(keys), &scope);
+        let charge = move || {
+            let key = Key::from(next());
+            let account = Account::new(scope, &quotas, &key);
+            store.charge(Charge::new(account, 1)).into_now()
+        };
+        functions.push(timed(name, calls(charge)));
     }
     // From the first charge on without a pause, in which the clock could catch up.
     for (name, limit, threads) in [
@@ -49,18 +52,16 @@ fn store(c: &mut Criterion) {
         ("hot key without a pause, refused, two threads", 1, 2),
     ] {
         let quotas = Quotas::from(Quota::per_hour(limit));
-        group.bench_function(name, |b| {
-            b.iter_custom(|times| {
-                let store = MemoryStore::new();
-                let start = Instant::now();
-                thread::scope(|scope| {
-                    (0..threads).for_each(|_| _ = scope.spawn(|| charge(&store, &quotas, times)));
-                });
-                start.elapsed()
+        functions.push(timed(name, move |times| {
+            let store = MemoryStore::new();
+            let start = Instant::now();
+            thread::scope(|scope| {
+                (0..threads).for_each(|_| _ = scope.spawn(|| charge(&store, &quotas, times)));
             });
-        });
+            start.elapsed()
+        }));
     }
-    group.finish();
+    print(functions);
 }
 
 fn charge(store: &MemoryStore, quotas: &Quotas, times: u64) {
@@ -80,6 +81,3 @@ fn numbers(n: u64) -> impl FnMut() -> u64 {
         (state >> 33) % n
     }
 }
-
-criterion_group!(benches, store);
-criterion_main!(benches);
