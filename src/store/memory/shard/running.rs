@@ -39,10 +39,11 @@ impl Shard {
         Some(Ruling::new(now.at, &window, cost))
     }
 
-    /// Decides the first plain charge of a quota in a window, in the key's entry or in a free one. A
-    /// refusal needs none. Returns the decision, and whether the entry is new. Returns `None` if the
-    /// quota carries tokens over, if the charge takes nothing, if its window may be about to end,
-    /// or if the key may share a count.
+    /// Decides the first plain charge of a quota in a window, in the key's entry or in a free one.
+    /// A refusal needs none. Returns whether the entry is new, too.
+    ///
+    /// Returns `None` if the quota carries tokens over, if the charge takes nothing, if its window
+    /// may be about to end, or if the key may share a count.
     #[inline(always)]
     pub(in crate::store::memory) fn charge_first(
         &mut self,
