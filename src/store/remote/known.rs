@@ -175,11 +175,14 @@ impl Known {
     /// The monotonic clock stands still while a machine is suspended, or a virtual one paused, so
     /// that time is added.
     fn elapsed(&self) -> Duration {
-        let ([awake, all], [awake_now, all_now]) = (self.clocks, clocks());
-        let all = all_now.saturating_sub(all);
-        let asleep = all.saturating_sub(awake_now.saturating_sub(awake));
-        let asleep = if asleep < LEAST_SLEEP { Duration::ZERO } else { asleep };
-        self.since.elapsed() + asleep
+        let asleep = || {
+            let ([awake, all], [awake_now, all_now]) = (self.clocks, clocks());
+            all_now.saturating_sub(all).saturating_sub(awake_now.saturating_sub(awake))
+        };
+        let is_sleep = |asleep: &Duration| *asleep >= LEAST_SLEEP;
+        // A thread that is held up between the two readings seems to have slept, too.
+        let asleep = Some(asleep()).filter(is_sleep).map(|first| first.min(asleep()));
+        self.since.elapsed() + asleep.filter(is_sleep).unwrap_or_default()
     }
 
     /// Returns the time of this process, in milliseconds, also of that for which it slept.
