@@ -410,13 +410,14 @@ pub fn matched_path() -> impl KeyExtractor + Clone {
 }
 
 /// Returns the route by which a request's refusal is counted: the path that axum matched, or else
-/// the first segment of its path.
+/// the first segment of its path, up to 64 characters. Clients choose it, and it is kept.
 pub(crate) fn route(parts: &Parts) -> &str {
     #[cfg(feature = "axum")]
     if let Some(path) = parts.extensions.get::<axum::extract::MatchedPath>() {
         return path.as_str();
     }
-    parts.uri.path().split('/').nth(1).unwrap_or_default()
+    let segment = parts.uri.path().split('/').nth(1).unwrap_or_default();
+    segment.char_indices().nth(64).map_or(segment, |(end, _)| &segment[..end])
 }
 
 /// Returns the path of a service that [`nest_service`](axum::Router::nest_service) nests, and that

@@ -212,6 +212,18 @@ async fn a_route_is_the_path_that_axum_matched_or_the_first_segment() {
     assert_eq!(routes, [("/users/{id}", 4), ("static", 3), ("", 1)]);
 }
 
+/// What a client sends is kept, so that it has a bound.
+#[tokio::test]
+async fn a_route_that_a_client_has_invented_is_cut() {
+    let layer = FixedWindowLayer::new(limit(0));
+    for end in ["b", "c/d"] {
+        assert_eq!(ask(&layer, &format!("/{}{end}", "a".repeat(10_000)), "alice").await, 429);
+    }
+    let list = layer.limits().of("api").refused().expect("tracked");
+    assert_eq!(list.routes.len(), 1);
+    assert_eq!((list.routes[0].route.as_str(), list.routes[0].count), (&*"a".repeat(64), 2));
+}
+
 #[tokio::test]
 async fn routes_are_as_many_as_keys_and_those_with_the_most_refusals() {
     let api = Limiter::new(limit(0).track_refused(2));
