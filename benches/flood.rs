@@ -115,7 +115,10 @@ fn regulars(scale: &Scale) {
     println!("the flood: {refused} refused; {} shared entries", rig.store.overflowed());
     let started = Instant::now();
     let len = rig.store.live_entries();
-    println!("len(): {len} entries, found in {:.1} ms", started.elapsed().as_secs_f64() * 1e3);
+    println!(
+        "live_entries(): {len} entries, found in {:.1} ms",
+        started.elapsed().as_secs_f64() * 1e3
+    );
     println!("memory: {grown} bytes more are resident, the bound is {bound}");
     assert!(grown <= bound + (8 << 20), "above the bound, and more than an allocator's play");
 }

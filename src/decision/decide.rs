@@ -267,9 +267,12 @@ impl Decision {
         if lines.len() == 1
             && let Some(line) = lines.clone().next()
         {
+            // It needs no second look: `over` refuses it where it would be late.
             let (mut decision, writes) = Self::over::<N>(line.name, now, line.windows, line.ask);
-            decision.note_shared(line.shared);
-            write(0, decision.granted() > 0, writes);
+            if !line.ask.peek {
+                decision.note_shared(line.shared);
+                write(0, decision.granted() > 0, writes);
+            }
             if let Some(had) = line.states {
                 decision.note_states(had, &writes);
             }
