@@ -350,8 +350,7 @@ impl Limit {
     ///
     /// Refusals in a layer are also counted by route, as many routes as keys: to see that it is one
     /// page with many files that would be refused, and no client too many. The route is the path
-    /// that axum matched (feature `axum`), or else the first segment of the request's path, up to 64
-    /// characters.
+    /// that axum matched (feature `axum`), or else 64 characters of the path's first segment.
     ///
     /// ```
     /// use http::Request;
