@@ -24,7 +24,6 @@ mod refused;
 pub(crate) use limit::{CostFn, PlanFn};
 pub use limit::{IntoLimit, Limit, NearLimit};
 pub use limiter::Limiter;
-pub(crate) use live::InForce;
 pub(crate) use observer::{ChargedLine, observe};
 pub use refused::{Refused, RefusedKey, RefusedRoute};
 

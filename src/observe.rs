@@ -13,6 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 use std::time::{Duration, Instant};
 
+use crate::sync::AtEnd;
+
 mod log;
 #[cfg(feature = "metrics")]
 mod meters;
@@ -29,8 +31,7 @@ pub(crate) use meters::{Meters, memory};
 pub(crate) const ON: bool = cfg!(any(feature = "tracing", feature = "metrics"));
 
 #[cfg(not(feature = "metrics"))]
-#[derive(Default)]
-pub(crate) struct Meters {}
+pub(crate) type Meters = ();
 
 /// A scope, as its operator sees it.
 #[derive(Clone, Copy)]
@@ -239,22 +240,14 @@ impl Saves {
     }
 }
 
-/// A call to a store, from its beginning to its end.
-pub(crate) struct UnderWay(());
-
-impl UnderWay {
-    pub(crate) fn new() -> Self {
-        #[cfg(feature = "metrics")]
-        meters::call(1.0);
-        Self(())
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
+/// Counts a call to a store as in flight until the guard is dropped.
+pub(crate) fn call_under_way() -> AtEnd<impl Fn()> {
+    #[cfg(feature = "metrics")]
+    meters::call(1.0);
+    AtEnd(|| {
         #[cfg(feature = "metrics")]
         meters::call(-1.0);
-    }
+    })
 }
 
 /// A connection to a store was made.

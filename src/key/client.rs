@@ -63,7 +63,7 @@ pub struct ClientIp {
 #[derive(Clone, Debug)]
 enum Trust {
     None,
-    Networks(Networks),
+    Networks(Vec<IpNet>),
     Hops(usize),
 }
 
@@ -72,7 +72,7 @@ impl Trust {
     fn includes_hop(&self, address: IpAddr, between: usize) -> bool {
         match self {
             Self::None => false,
-            Self::Networks(networks) => networks.contains(address),
+            Self::Networks(networks) => contains(networks, address),
             Self::Hops(hops) => between < *hops,
         }
     }
@@ -124,10 +124,10 @@ impl ClientIp {
         I: IntoIterator,
         I::Item: fmt::Display,
     {
-        let networks = Networks::parse(networks)?.without_everything()?;
+        let networks = without_everything(parse_all(networks)?)?;
         match &mut self.trust {
             Trust::None => self.trust = Trust::Networks(networks),
-            Trust::Networks(trusted) => trusted.append(networks),
+            Trust::Networks(trusted) => trusted.extend(networks),
             Trust::Hops(_) => panic!("{ONE_WAY}"),
         }
         Ok(self)
@@ -258,14 +258,14 @@ impl ClientIp {
         I: IntoIterator,
         I::Item: fmt::Display,
     {
-        let networks = match Networks::parse(networks) {
+        let networks = match parse_all(networks) {
             Ok(networks) => networks,
             Err(error) => panic!("client_ip().is_in(..): {error}"),
         };
         // If a hop can't be read, the address found is that of a proxy, which may be in the list.
         Box::new(move |parts| {
             self.find_address(parts)
-                .is_ok_and(|(address, whole)| whole && networks.contains(address))
+                .is_ok_and(|(address, whole)| whole && contains(&networks, address))
         })
     }
 
@@ -306,42 +306,28 @@ impl KeyExtractor for ClientIp {
     }
 }
 
-/// A list of networks. IPv4-mapped ones are stored as IPv4, like the addresses that are looked up.
-#[derive(Clone, Debug, Default)]
-struct Networks(Vec<IpNet>);
+fn parse_all<I>(networks: I) -> Result<Vec<IpNet>, InvalidNetwork>
+where
+    I: IntoIterator,
+    I::Item: fmt::Display,
+{
+    networks.into_iter().map(|text| parse(&text.to_string())).collect()
+}
 
-impl Networks {
-    fn parse<I>(networks: I) -> Result<Self, InvalidNetwork>
-    where
-        I: IntoIterator,
-        I::Item: fmt::Display,
-    {
-        networks
-            .into_iter()
-            .map(|text| parse(&text.to_string()))
-            .collect::<Result<_, _>>()
-            .map(Self)
+/// Returns these networks as those of proxies: none may contain every address.
+fn without_everything(networks: Vec<IpNet>) -> Result<Vec<IpNet>, InvalidNetwork> {
+    match networks.iter().find(|network| network.prefix_len() == 0) {
+        Some(network) => Err(InvalidNetwork(format!(
+            "{network} contains every address, so that every client could forge its own: list the \
+             proxies, or if their addresses are unknown, write .trusting_hops(1)"
+        ))),
+        None => Ok(networks),
     }
+}
 
-    fn append(&mut self, mut more: Self) {
-        self.0.append(&mut more.0);
-    }
-
-    /// Returns these networks as those of proxies: none may contain every address.
-    fn without_everything(self) -> Result<Self, InvalidNetwork> {
-        match self.0.iter().find(|network| network.prefix_len() == 0) {
-            Some(network) => Err(InvalidNetwork(format!(
-                "{network} contains every address, so that every client could forge its own: list the \
-                 proxies, or if their addresses are unknown, write .trusting_hops(1)"
-            ))),
-            None => Ok(self),
-        }
-    }
-
-    /// Returns whether a network contains `address`, which must be canonical.
-    fn contains(&self, address: IpAddr) -> bool {
-        self.0.iter().any(|network| network.contains(&address))
-    }
+/// `address` must be canonical: IPv4-mapped networks are stored as IPv4.
+fn contains(networks: &[IpNet], address: IpAddr) -> bool {
+    networks.iter().any(|network| network.contains(&address))
 }
 
 fn parse(text: &str) -> Result<IpNet, InvalidNetwork> {

@@ -82,7 +82,24 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        OrElse { first: self, other, missed: AtomicU32::new(0) }
+        // The number of requests for which this found no key, until it has found one.
+        let missed = AtomicU32::new(0);
+        Extract(move |parts: &Parts, key: &mut Key| {
+            let len = key.len();
+            match self.extract(parts, key) {
+                Ok(()) => {
+                    if missed.load(Ordering::Relaxed) < MAX_MISSED {
+                        missed.store(MAX_MISSED, Ordering::Relaxed);
+                    }
+                    Ok(())
+                }
+                Err(missing) => {
+                    note_missing(&missing, &missed);
+                    key.truncate(len);
+                    other.extract(parts, key)
+                }
+            }
+        })
     }
 }
 
@@ -145,50 +162,21 @@ impl fmt::Display for MissingKey {
 
 impl std::error::Error for MissingKey {}
 
-/// Extracts with `first`, or else with `other`.
-struct OrElse<A, B> {
-    first: A,
-    other: B,
-    /// The number of requests for which `first` found no key, until it has found one.
-    missed: AtomicU32,
-}
-
 /// The number of requests without an extension after which the log says that no layer sets it.
 const MAX_MISSED: u32 = 1_000;
 
-impl<A, B> OrElse<A, B> {
-    /// Counts a request without the extension, and logs once that no layer seems to set it.
-    #[cold]
-    fn note_missing(&self, missing: &MissingKey) {
-        let Missing::Extension(name) = missing.0 else { return };
-        if self.missed.load(Ordering::Relaxed) < MAX_MISSED
-            && self.missed.fetch_add(1, Ordering::Relaxed) == MAX_MISSED - 1
-        {
-            observe::doubt(&format_args!(
-                "none of {MAX_MISSED} requests had the extension `{name}` that a rate limit counts \
-                 by, so all are counted by what `.or(..)` names: if a layer sets it, put the limit \
-                 inside of that layer (in axum: add the limit before it)"
-            ));
-        }
-    }
-}
-
-impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for OrElse<A, B> {
-    fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
-        let len = key.len();
-        match self.first.extract(parts, key) {
-            Ok(()) => {
-                if self.missed.load(Ordering::Relaxed) < MAX_MISSED {
-                    self.missed.store(MAX_MISSED, Ordering::Relaxed);
-                }
-                Ok(())
-            }
-            Err(missing) => {
-                self.note_missing(&missing);
-                key.truncate(len);
-                self.other.extract(parts, key)
-            }
-        }
+/// Counts a request without the extension, and logs once that no layer seems to set it.
+#[cold]
+fn note_missing(missing: &MissingKey, missed: &AtomicU32) {
+    let Missing::Extension(name) = missing.0 else { return };
+    if missed.load(Ordering::Relaxed) < MAX_MISSED
+        && missed.fetch_add(1, Ordering::Relaxed) == MAX_MISSED - 1
+    {
+        observe::doubt(&format_args!(
+            "none of {MAX_MISSED} requests had the extension `{name}` that a rate limit counts by, \
+             so all are counted by what `.or(..)` names: if a layer sets it, put the limit inside \
+             of that layer (in axum: add the limit before it)"
+        ));
     }
 }
 

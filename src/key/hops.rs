@@ -4,6 +4,7 @@
 //! may change how an entry to the right of it is read: all code here goes from right to left, in
 //! one pass over the bytes.
 
+use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -53,7 +54,7 @@ impl Source {
             }
             Self::Forwarded => {
                 let elements =
-                    lines(&http::header::FORWARDED).flat_map(|l| UnquotedParts::new(l, b','));
+                    lines(&http::header::FORWARDED).flat_map(|l| unquoted_parts(l, b','));
                 let _ended = elements.map(|e| e.and_then(forwarded_for)).all(&mut see);
             }
             Self::Single(name) => {
@@ -74,7 +75,7 @@ impl Source {
 /// Returns the `for` of one element of `Forwarded`, if it has exactly one, and that is an address.
 fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
-    for pair in UnquotedParts::new(element, b';') {
+    for pair in unquoted_parts(element, b';') {
         let pair = pair?.trim_ascii();
         if pair.get(..4).is_some_and(|name| name.eq_ignore_ascii_case(b"for=")) {
             if found.is_some() {
@@ -88,22 +89,10 @@ fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
 
 /// Iterates from right to left over the parts between separators outside of quoted strings. A
 /// quoted string without a beginning ends the iteration with `None`.
-struct UnquotedParts<'a> {
-    rest: Option<&'a [u8]>,
-    separator: u8,
-}
-
-impl<'a> UnquotedParts<'a> {
-    fn new(text: &'a [u8], separator: u8) -> Self {
-        Self { rest: Some(text), separator }
-    }
-}
-
-impl<'a> Iterator for UnquotedParts<'a> {
-    type Item = Option<&'a [u8]>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let rest = self.rest.take()?;
+fn unquoted_parts(text: &[u8], separator: u8) -> impl Iterator<Item = Option<&[u8]>> {
+    let mut left = Some(text);
+    iter::from_fn(move || {
+        let rest = left.take()?;
         let mut quoted = false;
         let mut at = rest.len();
         while at > 0 {
@@ -115,13 +104,13 @@ impl<'a> Iterator for UnquotedParts<'a> {
                 }
                 // The backslashes before a quote are skipped: no later step looks at them.
                 at -= escapes;
-            } else if rest[at] == self.separator && !quoted {
-                self.rest = Some(&rest[..at]);
+            } else if rest[at] == separator && !quoted {
+                left = Some(&rest[..at]);
                 return Some(Some(&rest[at + 1..]));
             }
         }
         Some((!quoted).then_some(rest))
-    }
+    })
 }
 
 /// Parses the address of a hop: in quotes or not, in brackets or not, with a port or not.

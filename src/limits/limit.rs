@@ -47,7 +47,7 @@ pub struct Limit {
     /// The number of keys whose refusals are counted; `None`: they are not.
     pub(crate) tracked: Option<usize>,
     /// Shares of the limit that are reported when a key reaches them.
-    pub(crate) warnings: Vec<Warning>,
+    pub(crate) warnings: Vec<(u8, WarnFn)>,
 }
 
 impl Limit {
@@ -294,7 +294,7 @@ impl Limit {
             (1..=100).contains(&percent),
             "{percent}% is no share of a limit: write .warn_at(80, ..)"
         );
-        self.warnings.push(Warning { percent, warn: Arc::new(warn) });
+        self.warnings.push((percent, Arc::new(warn)));
         self
     }
 
@@ -378,7 +378,7 @@ impl Limit {
     /// Warns of the shares that the last `taken` tokens of a decision have reached.
     pub(crate) fn warn(&self, key: &Key, quotas: &Quotas, decision: &Decision, taken: u64) {
         let name = self.scope.name();
-        for &Warning { percent, ref warn } in &self.warnings {
+        for &(percent, ref warn) in &self.warnings {
             for (&quota, &usage) in quotas.iter().zip(decision.usage()) {
                 if usage.has_reached(percent, taken) {
                     self.scope.observe().warned();
@@ -527,12 +527,7 @@ pub struct NearLimit<'a> {
     pub percent: u8,
 }
 
-/// A share of a limit, and what to call at it.
-#[derive(Clone)]
-pub(crate) struct Warning {
-    percent: u8,
-    warn: Arc<dyn Fn(&NearLimit<'_>) + Send + Sync>,
-}
+pub(crate) type WarnFn = Arc<dyn Fn(&NearLimit<'_>) + Send + Sync>;
 
 /// The options of a [`Limit`] on a [`Quota`](crate::Quota) and on [`Quotas`](crate::Quotas), where
 /// `name`, `key` and `key_fn` are without this trait.

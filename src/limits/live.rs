@@ -37,14 +37,6 @@ pub(crate) struct Live {
     pub(super) of_a_plan: bool,
 }
 
-/// The quotas in force, of one moment.
-pub(crate) struct InForce {
-    pub(crate) generation: u64,
-    pub(crate) quotas: Quotas,
-    /// Chooses the quotas of requests that differ.
-    pub(crate) plan: Option<PlanFn>,
-}
-
 impl Live {
     pub(super) fn new(limit: Limit) -> Self {
         Self {
@@ -107,28 +99,26 @@ impl Live {
         self.lock().as_ref().map(|changes| Arc::clone(&changes.keys)).unwrap_or_default()
     }
 
-    /// Returns the quotas in force, and their generation.
-    pub(crate) fn in_force(&self) -> InForce {
+    /// Returns the quotas in force with their generation, and the plan for requests whose quotas
+    /// differ.
+    pub(crate) fn in_force(&self) -> (u64, Quotas, Option<PlanFn>) {
         let (changes, plan) = (self.lock(), self.limit.plan.clone());
         let quotas = changes.as_ref().and_then(|changes| changes.quotas.get());
         let keys =
             changes.as_ref().map(|changes| &changes.keys).filter(|keys| !keys.is_empty()).cloned();
-        InForce {
-            generation: self.generation(),
-            quotas: quotas.unwrap_or(self.limit.quotas),
-            plan: match keys {
-                None => plan,
-                Some(keys) => Some(Arc::new(move |parts, key| match keys.get(key) {
-                    Some((quotas, _)) => Some((*quotas).into()),
-                    None => plan.as_ref()?(parts, key),
-                })),
-            },
-        }
+        let plan = match keys {
+            None => plan,
+            Some(keys) => Some(Arc::new(move |parts: &Parts, key: &Key| match keys.get(key) {
+                Some((quotas, _)) => Some((*quotas).into()),
+                None => plan.as_ref()?(parts, key),
+            }) as PlanFn),
+        };
+        (self.generation(), quotas.unwrap_or(self.limit.quotas), plan)
     }
 
     /// Returns the plan of a request.
     pub(crate) fn plan(&self, parts: &Parts, key: &Key) -> Plan {
-        let InForce { quotas, plan, .. } = self.in_force();
+        let (_, quotas, plan) = self.in_force();
         plan.and_then(|plan| plan(parts, key)).unwrap_or(quotas.into())
     }
 

@@ -139,19 +139,14 @@ impl Tracker {
             current.begin(number);
             self.samples_until.store(i64::MIN, Ordering::Relaxed);
         }
-        let refusal = Refusal {
-            weight,
-            at: decision.now_ms(),
-            retry_at: decision.retry_at_ms(),
-            quota: decision.governing_of(quotas),
-        };
-        current.keys.note(key, &refusal);
+        let quota = decision.governing_of(quotas);
+        current.keys.note(key, weight, quota, decision);
         if current.keys.total >= ALL && weight == 1 {
             let end = current.number.saturating_add(1).saturating_mul(PERIOD);
             self.samples_until.store(end, Ordering::Relaxed);
         }
         if let Some(route) = route {
-            current.routes.note(route, &refusal);
+            current.routes.note(route, weight, quota, decision);
         }
     }
 
@@ -195,13 +190,6 @@ impl Quarter {
     }
 }
 
-struct Refusal<'a> {
-    weight: u64,
-    at: i64,
-    retry_at: Option<i64>,
-    quota: &'a Quota,
-}
-
 /// The most frequent of any number, by Space-Saving: what is new takes the place of the least
 /// frequent one, and its count. With `n` places and `total` refusals, a count is too high by at
 /// most `total / n`, and what was refused more often than that is there.
@@ -240,21 +228,21 @@ impl<T: Hash + Eq + Clone> Hitters<T> {
     }
 
     #[inline(always)]
-    fn note<Q>(&mut self, of: &Q, refusal: &Refusal<'_>)
+    fn note<Q>(&mut self, of: &Q, weight: u64, quota: &Quota, decision: &Decision)
     where
         T: Borrow<Q>,
         Q: ?Sized + Hash + Eq + ToOwned<Owned = T>,
     {
-        self.total += refusal.weight;
+        self.total += weight;
         match self.places.get(of) {
-            Some(&place) => self.hitters[place].add(refusal),
-            None => self.admit(of.to_owned(), refusal),
+            Some(&place) => self.hitters[place].add(weight, quota, decision),
+            None => self.admit(of.to_owned(), weight, quota, decision),
         }
     }
 
     #[cold]
-    fn admit(&mut self, of: T, refusal: &Refusal<'_>) {
-        let Refusal { weight, at, retry_at, quota } = *refusal;
+    fn admit(&mut self, of: T, weight: u64, quota: &Quota, decision: &Decision) {
+        let (at, retry_at) = (decision.now_ms(), decision.retry_at_ms());
         let new = |error| {
             let (of, quota) = (of.clone(), *quota);
             Hitter { of, count: error + weight, error, first: at, last: at, retry_at, quota }
@@ -298,11 +286,11 @@ impl<T: Hash + Eq + Clone> Hitters<T> {
 
 impl<T> Hitter<T> {
     #[inline(always)]
-    fn add(&mut self, refusal: &Refusal<'_>) {
-        self.count += refusal.weight;
-        self.last = refusal.at;
-        self.retry_at = refusal.retry_at;
-        self.quota = *refusal.quota;
+    fn add(&mut self, weight: u64, quota: &Quota, decision: &Decision) {
+        self.count += weight;
+        self.last = decision.now_ms();
+        self.retry_at = decision.retry_at_ms();
+        self.quota = *quota;
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::observe;
-use crate::sync::Runtime;
+use crate::sync::{Mutex, Runtime, lock};
 
 /// The true cost of a request: model tokens, bytes, rows. The handler puts it into the extensions
 /// of the response, and the layer corrects the charges of its [settled](crate::Limit::settled)
@@ -41,14 +41,12 @@ use crate::sync::Runtime;
 /// response.extensions_mut().insert(cost);
 /// ```
 #[derive(Clone)]
-pub struct TrueCost(Arc<CostReport>);
+pub struct TrueCost(Arc<Mutex<CostReport>>);
 
 /// Carries costs from the handler or the body, which know these, to the layers, which know the
 /// charges.
-struct CostReport(Mutex<Reported>);
-
 #[derive(Default)]
-struct Reported {
+struct CostReport {
     costs: Costs,
     /// `true` once the costs are final.
     is_complete: bool,
@@ -79,20 +77,12 @@ impl Costs {
     }
 }
 
-impl CostReport {
-    fn lock(&self) -> MutexGuard<'_, Reported> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Logs costs that no layer has applied.
 impl Drop for CostReport {
     fn drop(&mut self) {
-        let Reported { costs, settled: Some(settled), .. } = mem::take(&mut *self.lock()) else {
-            // No layer has read it.
-            return;
-        };
-        for (name, _) in &costs.0 {
+        // No layer has read it.
+        let Some(settled) = &self.settled else { return };
+        for (name, _) in &self.costs.0 {
             if !settled.contains(name) {
                 observe::mistake(&format_args!(
                     "a response reports a true cost of {name:?}, and no limit takes it: write \
@@ -106,8 +96,9 @@ impl Drop for CostReport {
 
 impl TrueCost {
     fn known(costs: Costs) -> Self {
-        let reported = Reported { costs, is_complete: true, ..Reported::default() };
-        Self(Arc::new(CostReport(Mutex::new(reported))))
+        let report = Mutex::<CostReport>::default();
+        (lock(&report).costs, lock(&report).is_complete) = (costs, true);
+        Self(Arc::new(report))
     }
 
     /// Creates the cost of the limit of this name.
@@ -118,26 +109,26 @@ impl TrueCost {
     /// Adds the cost of the limit of this name, as in the example of [`TrueCost`].
     #[must_use]
     pub fn and(self, name: &str, cost: u64) -> Self {
-        *self.0.lock().costs.entry(name) = cost;
+        *lock(&self.0).costs.entry(name) = cost;
         self
     }
 
     /// Creates a cost that a streamed body adds up.
     pub fn metered() -> (Self, CostMeter) {
-        let report = Arc::new(CostReport(Mutex::default()));
+        let report = Arc::<Mutex<CostReport>>::default();
         (Self(Arc::clone(&report)), CostMeter { costs: Costs::default(), report })
     }
 
     /// Records that a layer has read the report and settles the limits of these names.
     pub(crate) fn note_settled<'a>(&self, names: impl Iterator<Item = &'a str>) {
-        let mut reported = self.0.lock();
-        reported.settled.get_or_insert_default().extend(names.map(Box::from));
+        let mut report = lock(&self.0);
+        report.settled.get_or_insert_default().extend(names.map(Box::from));
     }
 
     /// Returns the costs, if they are final by now.
     pub(crate) fn costs(&self) -> Option<Costs> {
-        let reported = self.0.lock();
-        reported.is_complete.then(|| reported.costs.clone())
+        let report = lock(&self.0);
+        report.is_complete.then(|| report.costs.clone())
     }
 
     /// Corrects the charges when the body has ended.
@@ -145,13 +136,13 @@ impl TrueCost {
         // The body may end on any thread.
         let runtime = Runtime::current();
         let settle: Settle = Box::new(move |costs| runtime.run(|| settle(costs)));
-        let mut reported = self.0.lock();
-        if reported.is_complete {
-            let costs = reported.costs.clone();
-            drop(reported);
+        let mut report = lock(&self.0);
+        if report.is_complete {
+            let costs = report.costs.clone();
+            drop(report);
             settle(&costs);
         } else {
-            reported.waiting.push(settle);
+            report.waiting.push(settle);
         }
     }
 }
@@ -175,7 +166,7 @@ impl fmt::Debug for TrueCost {
 /// ```
 pub struct CostMeter {
     costs: Costs,
-    report: Arc<CostReport>,
+    report: Arc<Mutex<CostReport>>,
 }
 
 impl CostMeter {
@@ -198,11 +189,11 @@ impl CostMeter {
 
 impl Drop for CostMeter {
     fn drop(&mut self) {
-        let mut reported = self.report.lock();
-        reported.costs = self.costs.clone();
-        reported.is_complete = true;
-        let waiting = mem::take(&mut reported.waiting);
-        drop(reported);
+        let mut report = lock(&self.report);
+        report.costs = self.costs.clone();
+        report.is_complete = true;
+        let waiting = mem::take(&mut report.waiting);
+        drop(report);
         waiting.into_iter().for_each(|settle| settle(&self.costs));
     }
 }

@@ -99,19 +99,10 @@ pub(crate) struct PreparedHeaders {
     style: Headers,
     limit: (u64, HeaderValue),
     resource: Option<HeaderValue>,
-    reset: Mutex<LastReset>,
+    /// The end of the last window, in milliseconds and as a header value. Most requests share this
+    /// end, and the table of small numbers does not hold it.
+    reset: Mutex<Option<(i64, HeaderValue)>>,
     refusal: Mutex<LastRefusal>,
-}
-
-/// The end of the last window, in milliseconds and as a header value. Most requests share this end,
-/// and the table of small numbers does not hold it.
-#[derive(Debug)]
-struct LastReset(i64, HeaderValue);
-
-impl Default for LastReset {
-    fn default() -> Self {
-        Self(0, number(0))
-    }
 }
 
 /// The last refusal. During an attack, all refusals of a second are the same.
@@ -284,10 +275,10 @@ impl PreparedHeaders {
     fn reset(&self, end: i64) -> HeaderValue {
         // If another thread holds the lock, to write a new value is faster than to wait.
         let Ok(mut last) = self.reset.try_lock() else { return number(seconds(end)) };
-        if last.0 != end {
-            *last = LastReset(end, number(seconds(end)));
+        match &*last {
+            Some((of, value)) if *of == end => value.clone(),
+            _ => last.insert((end, number(seconds(end)))).1.clone(),
         }
-        last.1.clone()
     }
 
     /// Returns the headers of a refusal by a quota, without the IETF's, and the body that all

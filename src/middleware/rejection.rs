@@ -1,7 +1,7 @@
 //! The response to a refused request. A [`Reason`] says why it is refused, and has its status; a
 //! [`Rejection`] shows the reason to the [`Reject`] of the layer, which makes the response.
 
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -377,7 +377,7 @@ pub struct GitHubBody;
 impl<B: From<Bytes>> Reject<B> for GitHubBody {
     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
         static JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
-        let body = format!(r#"{{"message":"{}"}}"#, Escaped(&why.message()));
+        let body = format!(r#"{{"message":"{}"}}"#, escaped(&why.message()));
         why.stamped(B::from(body.into()), Some(&JSON))
     }
 }
@@ -468,23 +468,22 @@ fn problem(why: &Rejection<'_>) -> Bytes {
     format!(
         r#"{{"type":"{kind}","title":"{title}","status":{},"message":"{}"{}{policies}}}"#,
         status.as_u16(),
-        Escaped(&message),
+        escaped(&message),
         wait.unwrap_or_default()
     )
     .into()
 }
 
 /// Escapes text for a JSON string. Only the name of a missing key can need that.
-struct Escaped<'a>(&'a str);
-
-impl fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|c| match c {
-            '"' | '\\' => write!(f, "\\{c}"),
-            c if c.is_control() => f.write_char(' '),
-            c => f.write_char(c),
-        })
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '"' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(if c.is_control() { ' ' } else { c });
     }
+    escaped
 }
 
 impl Limiter {

@@ -17,7 +17,7 @@ use super::layer::Options;
 use super::rejection::{ProblemJson, Reject};
 use super::request::LimitedRequest;
 use crate::key::{Key, KeyExtractor};
-use crate::limits::{CostFn, InForce, Limiter, Limits, PlanFn};
+use crate::limits::{CostFn, Limiter, Limits, PlanFn};
 use crate::observe;
 use crate::queue::Queue;
 use crate::quota::Quotas;
@@ -176,7 +176,7 @@ impl Settings {
     pub(crate) fn new(limiter: &Limiter, options: &Options) -> Self {
         let (name, live) = (limiter.name(), limiter.live());
         limiter.end_changes();
-        let InForce { generation, quotas, plan } = live.in_force();
+        let (generation, quotas, plan) = live.in_force();
         Self {
             key: Arc::clone(&live.limit().key),
             cost: live.limit().cost.clone(),

@@ -357,7 +357,7 @@ impl fmt::Display for Quota {
     /// Writes the form that is parsed: `60/minute`, `5/10s`, `60/hour from-first-request`, `100/day
     /// in Asia/Tokyo`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.rate().fmt(f)?;
+        f.write_str(&self.rate())?;
         let aligned = if self.window == WEEK_MS { MONDAY_MS } else { 0 };
         match self.anchor {
             Anchor::Grid { offset } if offset == aligned => {}
@@ -389,26 +389,18 @@ impl fmt::Display for Quota {
 
 impl Quota {
     /// Returns the text of limit and window only, for clients.
-    pub(crate) fn rate(&self) -> impl fmt::Display + use<> {
-        Rate(*self)
-    }
-}
-
-struct Rate(Quota);
-
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Quota { limit, window, anchor, .. } = self.0;
+    pub(crate) fn rate(&self) -> String {
+        let Quota { limit, window, anchor, .. } = *self;
         if let Anchor::Calendar(calendar) = anchor {
-            return write!(f, "{limit}/{}", calendar.period.name());
+            return format!("{limit}/{}", calendar.period.name());
         }
         let (unit, names) = UNITS
             .into_iter()
             .find(|(unit, _)| window % unit == 0)
             .expect("every window is whole milliseconds");
         match window / unit {
-            1 => write!(f, "{limit}/{}", names[0]),
-            n => write!(f, "{limit}/{n}{}", names[names.len() - 1]),
+            1 => format!("{limit}/{}", names[0]),
+            n => format!("{limit}/{n}{}", names[names.len() - 1]),
         }
     }
 }

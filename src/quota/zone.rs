@@ -5,10 +5,15 @@
 //! zone data. Only this file uses `jiff`.
 
 use std::collections::BTreeMap;
+#[cfg(not(feature = "time-zones"))]
+use std::convert::Infallible as TimeZone;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
+
+#[cfg(feature = "time-zones")]
+use jiff::tz::{self, TimeZone};
 
 use super::{FNV_1A, QuotaError, fnv_1a};
 
@@ -203,14 +208,13 @@ impl RecentWindows {
 
 /// The rules of one zone, from the time zone database: how far its clock is ahead of UTC, and when
 /// that changes. Instants are seconds since the epoch.
-#[cfg(feature = "time-zones")]
-struct Rules(jiff::tz::TimeZone);
+struct Rules(TimeZone);
 
 #[cfg(feature = "time-zones")]
 impl Rules {
     /// Returns the rules of a zone by its name in upper or lower case, and the database's spelling.
     fn named(name: &str) -> Result<(Self, String), QuotaError> {
-        let database = jiff::tz::db();
+        let database = tz::db();
         let found = database.get(name).ok().filter(|zone| !zone.is_unknown());
         match found.map(|zone| (zone.iana_name().map(str::to_owned), zone)) {
             Some((Some(spelled), zone)) => Ok((Self(zone), spelled)),
@@ -241,8 +245,6 @@ fn timestamp(second: i64) -> jiff::Timestamp {
 }
 
 /// No rules: without the feature there is no time zone database.
-#[cfg(not(feature = "time-zones"))]
-enum Rules {}
 
 #[cfg(not(feature = "time-zones"))]
 impl Rules {
@@ -251,10 +253,10 @@ impl Rules {
     }
 
     fn offset(&self, _: i64) -> i64 {
-        match *self {}
+        match self.0 {}
     }
 
     fn changes(&self, _: i64) -> std::iter::Empty<(i64, i64)> {
-        match *self {}
+        match self.0 {}
     }
 }

@@ -45,7 +45,7 @@ use super::memory::MemoryStore;
 use super::reply::{OnStoreFailure, Reply, StoreError};
 use crate::decision::{Decision, Merging};
 use crate::key::Key;
-use crate::observe::{self, Meanwhile, UnderWay};
+use crate::observe::{self, Meanwhile};
 use crate::sync::AtEnd;
 
 mod breaker;
@@ -426,7 +426,7 @@ impl Caller {
         let in_flight = self.node.breaker.begin_call(domain, deadline)?;
         let since = std::time::Instant::now();
         let answer = {
-            let _under_way = UnderWay::new();
+            let _under_way = observe::call_under_way();
             with_deadline(deadline.filter(|_| !ends_itself), ask(&*self.store)).await
         };
         if !answer.as_ref().is_err_and(StoreError::is_unsent) {

@@ -188,15 +188,13 @@ impl MemoryStore {
 
 /// Ends the thread when it is dropped, after a last save.
 pub(super) struct Saver {
-    thread: Mutex<Option<Thread>>,
+    thread: Mutex<Option<(Sender<Request>, JoinHandle<()>)>>,
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     saves: Arc<Saves>,
 }
 
-struct Thread {
-    requests: Sender<Sender<io::Result<()>>>,
-    ended: JoinHandle<()>,
-}
+/// A request for a save, with where to send its result.
+type Request = Sender<io::Result<()>>;
 
 impl Saver {
     /// Starts the thread. `save` returns how many bytes it has written to `file`. Failures are
@@ -230,7 +228,7 @@ impl Saver {
             }
             saved.map(drop)
         };
-        let (requests, received) = mpsc::channel::<Sender<_>>();
+        let (requests, received) = mpsc::channel::<Request>();
         let ended = thread::Builder::new().name("tfw-counts".into()).spawn(move || {
             loop {
                 match received.recv_timeout(every) {
@@ -244,15 +242,15 @@ impl Saver {
                 }
             }
         })?;
-        Ok(Self { thread: Mutex::new(Some(Thread { requests, ended })), saves })
+        Ok(Self { thread: Mutex::new(Some((requests, ended))), saves })
     }
 
     /// Waits until all charges before this call are saved.
     fn save(&self) -> io::Result<()> {
         let (request, saved) = mpsc::channel();
-        if let Some(thread) = &*self.thread.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some((requests, _)) = &*self.thread.lock().unwrap_or_else(PoisonError::into_inner) {
             // If this fails, the request is dropped, and nothing can be received.
-            let _ = thread.requests.send(request);
+            let _ = requests.send(request);
         }
         saved.recv().unwrap_or_else(|_| Err(io::Error::other("the thread that saves is gone")))
     }
@@ -267,7 +265,7 @@ impl Saver {
 impl Drop for Saver {
     fn drop(&mut self) {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Thread { requests, ended }) = thread {
+        if let Some((requests, ended)) = thread {
             drop(requests);
             let _ = ended.join();
         }

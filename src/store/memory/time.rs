@@ -27,15 +27,7 @@ impl Time {
     /// In the simulated network, the system's clock begins with each store.
     #[cfg(tfw_sim)]
     pub(super) fn system() -> Self {
-        struct Simulated(crate::sync::Instant);
-
-        impl Clock for Simulated {
-            fn now_ms(&self) -> u64 {
-                1_700_000_000_000 + self.0.elapsed().as_millis() as u64
-            }
-        }
-
-        Self::Other(Box::new(Simulated(crate::sync::Instant::now())))
+        Self::Other(Box::new(crate::sync::Instant::now()))
     }
 
     /// The exact time.
@@ -84,5 +76,12 @@ impl Reading {
     #[inline]
     pub(super) fn latest(self) -> i64 {
         self.at + self.lag
+    }
+}
+
+#[cfg(tfw_sim)]
+impl Clock for crate::sync::Instant {
+    fn now_ms(&self) -> u64 {
+        1_700_000_000_000 + self.elapsed().as_millis() as u64
     }
 }
