@@ -89,14 +89,7 @@ pub(super) fn windows(limit: u64, text: &str) -> Result<Quota, ParseQuotaError> 
 pub struct ParseQuotaError {
     text: String,
     at: usize,
-    kind: ErrorKind,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum ErrorKind {
-    Expected(&'static str),
-    Message(&'static str),
-    Invalid(QuotaError),
+    message: String,
 }
 
 impl fmt::Display for ParseQuotaError {
@@ -104,12 +97,7 @@ impl fmt::Display for ParseQuotaError {
         // The shown text is bounded, since it may be a whole file by mistake.
         let shown: String = self.text.chars().take(80).collect();
         let column = self.text[..self.at].chars().count() + 1;
-        write!(f, "{shown:?}, column {column}: ")?;
-        match self.kind {
-            ErrorKind::Expected(what) => write!(f, "expected {what}"),
-            ErrorKind::Message(message) => f.write_str(message),
-            ErrorKind::Invalid(error) => error.fmt(f),
-        }
+        write!(f, "{shown:?}, column {column}: {}", self.message)
     }
 }
 
@@ -163,7 +151,7 @@ impl<'a> Parser<'a> {
             self.skip_space();
             let at = self.at;
             let quota = self.quota()?;
-            quotas = quotas.try_and(quota).map_err(|error| self.invalid(at, error))?;
+            quotas = quotas.try_and(quota).map_err(|error| self.error(at, error))?;
         }
         Ok(quotas)
     }
@@ -171,7 +159,7 @@ impl<'a> Parser<'a> {
     fn quota(&mut self) -> Parsed<Quota> {
         let start = self.at;
         if self.eat(UNLIMITED) {
-            return Err(self.error(start, ErrorKind::Message(UNLIMITED_QUOTA)));
+            return Err(self.error(start, UNLIMITED_QUOTA));
         }
         let limit = self.number("a limit: a whole number, as in 100/hour")?;
         self.skip_space();
@@ -193,7 +181,7 @@ impl<'a> Parser<'a> {
         };
         let mut quota = Quota::try_new(limit, window).map_err(|error| {
             let limit = error == QuotaError::LimitTooLarge;
-            self.invalid(if limit { start } else { at }, error)
+            self.error(if limit { start } else { at }, error)
         })?;
         if let Some(period) = period {
             quota = quota.on_calendar(period, Zone::UTC);
@@ -207,14 +195,14 @@ impl<'a> Parser<'a> {
                 return Ok(quota);
             };
             if at == end {
-                return Err(self.error(at, ErrorKind::Expected("a space")));
+                return Err(self.error(at, "expected a space"));
             }
             let slot = usize::saturating_sub(option, STARTING_AT);
             if std::mem::replace(&mut seen[slot], true) {
-                return Err(self.error(at, ErrorKind::Message(ONCE[slot])));
+                return Err(self.error(at, ONCE[slot]));
             }
             if option <= STARTING_AT && matches!(quota.anchor, Anchor::Calendar(_)) {
-                return Err(self.invalid(at, QuotaError::CalendarAnchor));
+                return Err(self.error(at, QuotaError::CalendarAnchor));
             }
             match option {
                 0 => quota = quota.staggered(),
@@ -235,15 +223,15 @@ impl<'a> Parser<'a> {
                     };
                     quota = on_calendar.map_err(|error| match error {
                         QuotaError::NotACalendar | QuotaError::CalendarAnchor => {
-                            self.invalid(at, error)
+                            self.error(at, error)
                         }
-                        error => self.invalid(value, error),
+                        error => self.error(value, error),
                     })?;
                 }
             }
             let sum = quota.capacity.saturating_add(quota.max_reserved);
             if quota.capacity < quota.limit || sum > Quota::MAX_TOKENS {
-                return Err(self.invalid(at, QuotaError::Capacity));
+                return Err(self.error(at, QuotaError::Capacity));
             }
         }
     }
@@ -302,9 +290,8 @@ impl<'a> Parser<'a> {
             return self.expected(if counted { A_UNIT } else { expected });
         };
         self.at += word;
-        let millis = count
-            .checked_mul(unit)
-            .ok_or_else(|| self.invalid(start, QuotaError::WindowTooLong))?;
+        let millis =
+            count.checked_mul(unit).ok_or_else(|| self.error(start, QuotaError::WindowTooLong))?;
         Ok(Duration::from_millis(millis))
     }
 
@@ -317,7 +304,7 @@ impl<'a> Parser<'a> {
         let digits = &rest[..end];
         let last = digits.trim_end_matches('_').len();
         if let Some(gap) = digits.find("__").or((last < end).then_some(last)) {
-            return Err(self.error(self.at + gap, ErrorKind::Message("digits stand around each _")));
+            return Err(self.error(self.at + gap, "digits stand around each _"));
         }
         let Ok(number) = digits.replace('_', "").parse() else { return self.expected(A_NUMBER) };
         self.at += end;
@@ -341,15 +328,11 @@ impl<'a> Parser<'a> {
     }
 
     fn expected<T>(&self, what: &'static str) -> Parsed<T> {
-        Err(self.error(self.at, ErrorKind::Expected(what)))
+        Err(self.error(self.at, format!("expected {what}")))
     }
 
-    fn invalid(&self, at: usize, error: QuotaError) -> ParseQuotaError {
-        self.error(at, ErrorKind::Invalid(error))
-    }
-
-    fn error(&self, at: usize, kind: ErrorKind) -> ParseQuotaError {
-        ParseQuotaError { text: self.text.to_owned(), at, kind }
+    fn error(&self, at: usize, message: impl ToString) -> ParseQuotaError {
+        ParseQuotaError { text: self.text.to_owned(), at, message: message.to_string() }
     }
 }
 

@@ -34,21 +34,11 @@ use crate::window::{State, Window};
 #[derive(Clone, Copy, Debug)]
 pub struct Adjust<'a> {
     account: Account<'a>,
-    change: TokenChange,
+    tokens: u64,
+    /// The ends of the windows that the tokens are returned to; `None` if tokens are taken.
+    until: Option<[i64; Quotas::MAX]>,
     /// `true` if the charge was counted by the fallback of a store that failed.
     local: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum TokenChange {
-    /// Returns tokens until the windows have ended that they were taken from.
-    Return {
-        tokens: u64,
-        until: [i64; Quotas::MAX],
-    },
-    Take {
-        tokens: u64,
-    },
 }
 
 impl<'a> Adjust<'a> {
@@ -65,13 +55,13 @@ impl<'a> Adjust<'a> {
         for (i, quota) in account.quotas.iter().enumerate().take(decision.usage().len()) {
             until[i] = last(i, quota);
         }
-        Self { account, change: TokenChange::Return { tokens, until }, local: decision.is_local() }
+        Self { account, tokens, until: Some(until), local: decision.is_local() }
     }
 
     /// Takes `tokens` in addition to those of `decision`, even beyond the limit: they have been
     /// used already.
     pub fn take(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
-        Self { account, change: TokenChange::Take { tokens }, local: decision.is_local() }
+        Self { account, tokens, until: None, local: decision.is_local() }
     }
 
     /// Returns whether the charge was counted by the fallback of a store that failed.
@@ -80,8 +70,8 @@ impl<'a> Adjust<'a> {
     }
 
     #[cfg(feature = "redis")]
-    pub(super) fn change(&self) -> &TokenChange {
-        &self.change
+    pub(super) fn until(&self) -> Option<&[i64; Quotas::MAX]> {
+        self.until.as_ref()
     }
 
     /// Returns the account.
@@ -91,28 +81,25 @@ impl<'a> Adjust<'a> {
 
     /// Returns whether tokens are returned. Such a correction never opens or revives a window.
     pub fn is_refund(&self) -> bool {
-        matches!(self.change, TokenChange::Return { .. })
+        self.until.is_some()
     }
 
     /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedAdjust {
-        OwnedAdjust { account: self.account.to_owned(), change: self.change, local: self.local }
+        let Self { account, tokens, until, local } = *self;
+        OwnedAdjust { account: account.to_owned(), tokens, until, local }
     }
 
     /// Returns the number of tokens that are returned or taken.
     pub fn tokens(&self) -> u64 {
-        let (TokenChange::Return { tokens, .. } | TokenChange::Take { tokens }) = self.change;
-        tokens
+        self.tokens
     }
 
     /// Returns each quota with the instant, in milliseconds since the epoch, from which on it takes
     /// no tokens back: for a store that corrects on its server. Empty if tokens are taken.
     pub fn refundable_until(&self) -> impl Iterator<Item = (&'a Quota, u64)> + use<'a> {
-        let until = match self.change {
-            TokenChange::Return { until, .. } => until,
-            TokenChange::Take { .. } => [0; Quotas::MAX],
-        };
-        let quotas = if self.is_refund() { self.account.quotas.as_slice() } else { &[] };
+        let quotas = self.account.quotas;
+        let until = self.until.into_iter().flatten();
         quotas.iter().zip(until).map(|(quota, until)| (quota, until.max(0) as u64))
     }
 
@@ -134,14 +121,16 @@ impl<'a> Adjust<'a> {
         windows: &[Window<'a>; Quotas::MAX],
     ) -> [Option<State>; Quotas::MAX] {
         let mut writes = [None; Quotas::MAX];
+        if self.tokens == 0 {
+            return writes;
+        }
         for (i, window) in windows[..self.account.quotas.len()].iter().enumerate() {
-            writes[i] = match self.change {
-                TokenChange::Return { tokens: 0, .. } | TokenChange::Take { tokens: 0 } => None,
+            writes[i] = match self.until {
                 // A window that has ended stays ended, even if the clock has stepped back (S4).
-                TokenChange::Return { until, .. } if now.max(window.start()) >= until[i] => None,
-                TokenChange::Return { until, .. } if window.is_reserved_past(until[i]) => None,
-                TokenChange::Return { tokens, .. } => window.give_back(tokens),
-                TokenChange::Take { tokens } => Some(window.take(tokens)),
+                Some(until) if now.max(window.start()) >= until[i] => None,
+                Some(until) if window.is_reserved_past(until[i]) => None,
+                Some(_) => window.give_back(self.tokens),
+                None => Some(window.take(self.tokens)),
             };
         }
         writes
@@ -152,13 +141,15 @@ impl<'a> Adjust<'a> {
 #[derive(Clone, Debug)]
 pub struct OwnedAdjust {
     account: OwnedAccount,
-    change: TokenChange,
+    tokens: u64,
+    until: Option<[i64; Quotas::MAX]>,
     local: bool,
 }
 
 impl OwnedAdjust {
     /// Returns the [`Adjust`].
     pub fn as_adjust(&self) -> Adjust<'_> {
-        Adjust { account: self.account.as_account(), change: self.change, local: self.local }
+        let Self { ref account, tokens, until, local } = *self;
+        Adjust { account: account.as_account(), tokens, until, local }
     }
 }

@@ -12,7 +12,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::key::Key;
 use crate::quota::{Anchor, Boundaries, Calendar, Quota};
 use crate::store::account::{Account, Scope, instant};
-use crate::store::adjust::{Adjust, TokenChange};
+use crate::store::adjust::Adjust;
 use crate::store::charge::Charge;
 use crate::sync;
 
@@ -51,14 +51,10 @@ impl Commands {
     }
 
     pub(crate) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Cmd {
-        let account = &adjust.account();
-        match adjust.change() {
-            TokenChange::Return { tokens, until } => {
-                self.general_call(account, "return", *tokens, true, false, until, now)
-            }
-            TokenChange::Take { tokens } => {
-                self.general_call(account, "take", *tokens, false, false, &[], now)
-            }
+        let (account, tokens) = (&adjust.account(), adjust.tokens());
+        match adjust.until() {
+            Some(until) => self.general_call(account, "return", tokens, true, false, until, now),
+            None => self.general_call(account, "take", tokens, false, false, &[], now),
         }
     }
 
