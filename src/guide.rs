@@ -29,5 +29,4 @@ pages! {
     other_stacks: "../docs/other-stacks.md";
     testing: "../docs/testing.md";
     moving: "../docs/moving.md";
-    semantics: "../docs/semantics.md";
 }

@@ -1,7 +1,7 @@
 //! The conformance suite for stores of [`tower_fixed_window`].
 //!
 //! [`conformance`] checks a [`Store`] of your own against the contract. [`replay`], which is part of
-//! that, runs traces in the format of `traces/vectors.json`.
+//! that, runs traces in the format of `traces/vectors.json`. The [`rules`] say what is checked.
 //!
 //! ```
 //! use tower_fixed_window::MemoryStore;
@@ -16,6 +16,15 @@ use std::pin::Pin;
 use std::sync::Mutex;
 
 use tower_fixed_window::{ManualClock, Store};
+
+// The first definition of a link wins: in the repository the pages are files.
+/// The rules by number, which the contract and all traces follow.
+///
+/// [many_nodes]: https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/many_nodes/
+/// [memory]: https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/operating/#memory
+/// [ordering]: https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/ordering/
+#[doc = include_str!("../semantics.md")]
+pub mod rules {}
 
 mod contract;
 mod in_order;
@@ -46,7 +55,7 @@ pub const CALENDAR_VECTORS: [&str; 2] = [
 /// that, and also one limit after the other.
 ///
 /// `new` creates an empty store that reads the given clock. `block_on` waits for a future on the
-/// current thread: that of [`tower_fixed_window::testing`], or a runtime's.
+/// current thread: that of `tower_fixed_window::testing`, or a runtime's.
 ///
 /// # Panics
 /// If the store breaks the contract, with a message that says how.

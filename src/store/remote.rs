@@ -64,8 +64,8 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
     with the store's prefix";
 
 /// A store that is called over a network, or that can fail, with what its limiters need for that: a
-/// deadline and a breaker ([S32]), memory that counts while the store fails ([S33]), and what this
-/// process knows of its counts ([S34]). It says once how all of its limiters talk to the store.
+/// deadline and a breaker (S32), memory that counts while the store fails (S33), and what this
+/// process knows of its counts (S34). It says once how all of its limiters talk to the store.
 ///
 /// Clones share what is known and the memory. So a reset through one layer takes effect in all.
 /// Make one `Remote` for a store, and clones of it for layers, also for those with other settings.
@@ -99,10 +99,6 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 /// let strict = FixedWindowLayer::new(api.store(store.on_failure(OnStoreFailure::Deny)));
 /// assert_eq!(ask(&strict, Request::get("/")).status(), 503);
 /// ```
-///
-/// [S32]: crate::guide::semantics#stores
-/// [S33]: crate::guide::semantics#stores
-/// [S34]: crate::guide::semantics#stores
 pub struct Remote<S = ()> {
     pub(crate) caller: Arc<Caller>,
     /// What the store lets its users set, beside what all have in common.
