@@ -30,3 +30,10 @@ pages! {
     testing: "../docs/testing.md";
     moving: "../docs/moving.md";
 }
+
+/// The rules by number, S1 to S41, are published with the suite that checks stores against them: see
+/// [`tower_fixed_window_conformance::rules`].
+///
+/// [`tower_fixed_window_conformance::rules`]:
+///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/
+pub mod semantics {}

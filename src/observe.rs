@@ -1,6 +1,6 @@
-//! What the crate reports to operators: a log through `tracing`, and counters and timings through
-//! `metrics`. Only these files use the two crates. Without `metrics` nothing is counted, and
-//! warnings that no subscriber of `tracing` shows go to standard error.
+//! What operators see: a log through `tracing`, and counters and timings through `metrics`. Only
+//! these files use the two crates. Without `metrics` nothing is counted, and warnings that no
+//! subscriber of `tracing` shows go to standard error.
 //!
 //! No key reaches these files, so none can be logged (S26).
 
@@ -33,7 +33,6 @@ pub(crate) const ON: bool = cfg!(any(feature = "tracing", feature = "metrics"));
 #[cfg(not(feature = "metrics"))]
 pub(crate) type Meters = ();
 
-/// A scope, as its operator sees it.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
 pub(crate) struct Observed<'a> {
@@ -62,7 +61,6 @@ impl Observed<'_> {
         let _ = (what, took);
     }
 
-    /// A request was answered.
     #[inline]
     pub(crate) fn answered(self, outcome: Outcome) {
         #[cfg(feature = "metrics")]
@@ -70,13 +68,12 @@ impl Observed<'_> {
         let _ = outcome;
     }
 
-    /// Tokens are counted from here on: charges have costs.
+    /// From here on, tokens are counted.
     pub(crate) fn has_costs(self) {
         #[cfg(feature = "metrics")]
         self.meters.note_costs();
     }
 
-    /// A charge of some tokens has passed.
     #[inline(always)]
     pub(crate) fn passed(self, outcome: Outcome, tokens: u64) {
         #[cfg(feature = "metrics")]
@@ -95,17 +92,14 @@ impl Observed<'_> {
         self.count(Event::TokensCharged, tokens);
     }
 
-    /// Tokens of a charge were refunded.
     pub(crate) fn refunded(self, tokens: u64) {
         self.count(Event::TokensRefunded, tokens);
     }
 
-    /// Tokens were taken beyond a charge.
     pub(crate) fn settled(self, tokens: u64) {
         self.count(Event::TokensSettled, tokens);
     }
 
-    /// A request was refused without a decision, perhaps since it lacks its key.
     pub(crate) fn refused_undecided(self, outcome: Outcome, missing: Option<&impl Display>) {
         self.answered(outcome);
         #[cfg(feature = "tracing")]
@@ -119,8 +113,8 @@ impl Observed<'_> {
         let _ = missing;
     }
 
-    /// A request was refused by a quota, or would have been. Quota and time are worked out only for
-    /// a log that shows them; a `retry_after` of `None` is never.
+    /// Quota and time are worked out only for a log that shows them; a `retry_after` of `None` is
+    /// never.
     #[inline]
     pub(crate) fn refused<'q, Q: Display + 'q>(
         self,
@@ -134,20 +128,19 @@ impl Observed<'_> {
         }
     }
 
-    /// A request was refused by a quota, and another limit that refused it governs. The log has a
-    /// line for that one.
+    /// Another limit, which refused the request too, has a line in the log.
     pub(crate) fn also_refused(self, outcome: Outcome) {
         self.answered(outcome);
     }
 
-    /// Reports the instant when the last change of a kind ends, in milliseconds, if there is one.
+    /// `end` is in milliseconds.
     pub(crate) fn changed(self, of: Change, end: Option<i64>) {
         #[cfg(feature = "metrics")]
         meters::change(self.name, of, end);
         let _ = (of, end);
     }
 
-    /// Logs that a change has ended by itself.
+    /// By itself.
     pub(crate) fn change_ended(self, of: Change) {
         #[cfg(feature = "tracing")]
         tracing::info!(
@@ -159,7 +152,6 @@ impl Observed<'_> {
         let _ = of;
     }
 
-    /// The store begins to fail. `server` is its name, if that is known.
     pub(crate) fn store_fails(
         self,
         meanwhile: Meanwhile,
@@ -169,61 +161,50 @@ impl Observed<'_> {
         log::store_fails(self.name, meanwhile.text(), server, error);
     }
 
-    /// The store answers again: the number of requests answered without it, and the time that it
-    /// failed.
     pub(crate) fn store_is_back(self, requests: u64, after: Duration) {
         log::store_is_back(self.name, requests, after);
     }
 
-    /// Records the duration of a call that was sent, whether it was answered or failed.
     pub(crate) fn store_was_called(self, since: Instant) {
         self.time(Timed::Store, since.elapsed());
     }
 
-    /// More requests wait in the queue than before, or fewer.
     pub(crate) fn waits(self, more: i64) {
         #[cfg(feature = "metrics")]
         meters::wait(self.name, more as f64);
         let _ = more;
     }
 
-    /// A request has waited in the queue.
     pub(crate) fn waited(self, time: Duration) {
         self.time(Timed::Wait, time);
     }
 
-    /// A call to the store has failed.
     pub(crate) fn store_failed(self) {
         self.count(Event::StoreFailure, 1);
     }
 
-    /// A request was answered without the store.
     pub(crate) fn without_store(self, meanwhile: Meanwhile) {
         self.count(meanwhile.event(), 1);
     }
 
-    /// A key has used a share of the limit at which the limit warns.
     pub(crate) fn warned(self) {
         self.count(Event::Warned, 1);
     }
 
-    /// A charge found no entry of its own in memory.
     #[inline]
     pub(crate) fn overflowed(self) {
         self.count(Event::Overflow, 1);
     }
 
-    /// A charge was refused from memory, without a call to the store.
     pub(crate) fn refused_from_memory(self) {
         self.count(Event::RememberedRefusal, 1);
     }
 }
 
-/// The saves of a store.
 #[cfg(feature = "saved")]
 #[derive(Default)]
 pub(crate) struct Saves {
-    /// The last one: when it was complete, how long it took, how large it was.
+    /// When it was complete, how long it took, how large it was.
     last: Mutex<Option<(SystemTime, Duration, u64)>>,
     failures: AtomicU64,
 }
@@ -250,21 +231,18 @@ pub(crate) fn call_under_way() -> AtEnd<impl Fn()> {
     })
 }
 
-/// A connection to a store was made.
 #[cfg(feature = "redis")]
 pub(crate) fn store_connected() {
     #[cfg(feature = "metrics")]
     meters::store_connected();
 }
 
-/// A connection that was idle is tried.
 #[cfg(feature = "redis")]
 pub(crate) fn store_checked() {
     #[cfg(feature = "metrics")]
     meters::store_checked();
 }
 
-/// The outcome of a request. [`OUTCOMES`] has the names.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Outcome {
     Passed,
@@ -289,12 +267,10 @@ const OUTCOMES: [&str; Outcome::FailedClosed as usize + 1] = [
     "failed_closed",
 ];
 
-/// An event that is no outcome of a request. `meters` has the names of the counters.
 #[derive(Clone, Copy)]
 #[cfg_attr(not(all(feature = "metrics", feature = "tokio")), allow(dead_code))]
 enum Event {
     StoreFailure,
-    /// Requests answered without the store, by the policy for that.
     CountedLocally,
     Allowed,
     Denied,
@@ -306,7 +282,6 @@ enum Event {
     TokensSettled,
 }
 
-/// How requests are answered while the store fails.
 #[derive(Clone, Copy)]
 pub(crate) enum Meanwhile {
     Local,
@@ -332,12 +307,10 @@ impl Meanwhile {
     }
 }
 
-/// A kind of change of a limit at run time.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Change {
     Quotas,
     Shadow,
-    /// The quotas of one key.
     Key,
 }
 
@@ -352,7 +325,6 @@ impl Change {
     }
 }
 
-/// A duration that is recorded.
 #[derive(Clone, Copy)]
 enum Timed {
     Store,

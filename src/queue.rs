@@ -1,6 +1,6 @@
 //! Requests that wait for their turn, in order of arrival (S13).
 //!
-//! Nothing is taken for a request that waits. It is charged when it is its turn, as it would be
+//! Nothing is taken for a request that waits. When it is its turn, it is charged as it would be
 //! without a queue; only a refusal does not end it:
 //!
 //! ```text
@@ -11,27 +11,26 @@
 //!            └─────────────────────────────┴───────────────────────────┘ was refused
 //! ```
 //!
-//! - A `Line` has the requests of a key; if a layer has several limits, those of a combination of
-//!   keys. It exists while a request is in it. No task drives it: each request has a `Place`, with
-//!   a waker and a timer, and does what is its turn when it is polled. So no runtime that ends, or
-//!   that stands still, holds up the others.
+//! - A `Line` has the requests of a key; in a layer of several limits, of a combination of keys. It
+//!   exists while a request is in it. No task drives it: each request has a `Place`, with a waker
+//!   and a timer, and does what is its turn when it is polled. So no runtime that ends, or that
+//!   stands still, holds up the others.
 //! - *Asking.* The first request that waits asks, if by the [`LastAnswer`](line::LastAnswer) its
 //!   tokens can pass beside those in flight. So a line asks once at a window's start, and then as
 //!   many at a time as there is room for, without waiting for each other's answers.
-//! - *Going.* The first request that is answered goes. If one before it was refused, it returns
-//!   what it was granted, and waits again. Its tokens may be the reason of that refusal. So they
-//!   are in flight until the store has them. No refusal judges others until then, and the first one
-//!   then asks again at once.
+//! - *Going.* The first request that is answered goes. If one before it was refused, perhaps
+//!   because of its tokens, it returns these, and waits again. They are in flight until the store
+//!   has them: no refusal judges others until then, and the first one then asks again at once.
 //! - *Refusals.* A request is refused if it joins when the line is full, or would be due after
-//!   `max_wait`; if nothing is known then, it is judged by the next answer. And it is refused when
-//!   it has waited for `max_wait`.
-//! - *Time.* A request is due at the time that the last answer gives, or a second after it: tokens
-//!   may have come back by then, here or on another node. Then after twice as long each time. On a
-//!   shared store, old heads go first.
+//!   `max_wait` (if nothing is known then, the next answer judges it), and when it has waited for
+//!   `max_wait`.
+//! - *Time.* A request is due at the time that the last answer gives, or a second after it, then
+//!   after twice as long each time: tokens may have come back, here or on another node. On a shared
+//!   store, old heads go first.
 //! - *Unpolled requests.* Others pass a request that is not polled within 100 ms when it is its
 //!   turn. It keeps its place.
 //!
-//! This module does not know what a request is, and how it is charged: `middleware/request` does.
+//! How a request is charged is up to `middleware/request`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,17 +51,15 @@ use line::LineState;
 pub(crate) use line::Turn;
 pub(crate) use place::Place;
 
-/// The lines of a layer, and the settings by which requests wait in them.
 pub(crate) struct Queue {
     pub(crate) lines: Arc<Lines>,
     pub(crate) limits: Limits,
-    /// How many requests may wait in each line.
     pub(crate) most: u64,
     pub(crate) max_wait: Duration,
 }
 
 impl Queue {
-    /// Returns whether other nodes charge the same keys. All limits count in one store.
+    /// Whether other nodes charge the same keys. All limits count in one store.
     fn is_shared(&self) -> bool {
         self.limits.limiters()[0].is_shared()
     }
@@ -72,7 +69,6 @@ impl Queue {
     }
 }
 
-/// The lines of a layer. A line exists while a request is in it.
 #[derive(Default)]
 pub(crate) struct Lines {
     all: Mutex<HashMap<Arc<[Counter]>, Weak<WaitingLine>>>,
@@ -86,7 +82,6 @@ struct WaitingLine {
 }
 
 impl Lines {
-    /// Returns the line of the claim's counters; creates it if there is none.
     fn line_for(self: &Arc<Self>, claim: &Claim) -> Arc<WaitingLine> {
         let mut lines = sync::lock(&self.all);
         if let Some(line) = lines.get(&claim.counters).and_then(Weak::upgrade) {
@@ -99,7 +94,7 @@ impl Lines {
         line
     }
 
-    /// Closes the queue: all requests stop waiting. Without a runtime nothing waits.
+    /// All requests stop waiting. Without a runtime nothing waits.
     #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
@@ -121,10 +116,8 @@ impl Drop for WaitingLine {
     }
 }
 
-/// A key under one of the layer's limits. Requests with the same counters wait in one line.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Counter {
-    /// The limit's position in the layer.
     pub(crate) limit: usize,
     pub(crate) key: Key,
 }
@@ -132,16 +125,14 @@ pub(crate) struct Counter {
 /// The quotas that decide a request's charge, in the order of its line's counters.
 pub(crate) type Terms = Arc<[Quotas]>;
 
-/// The tokens that a request waits for, the counters to take them from, and the quotas.
 pub(crate) struct Claim {
     pub(crate) counters: Arc<[Counter]>,
     pub(crate) terms: Terms,
     pub(crate) cost: Tokens,
-    /// When the request arrived: it may have waited in another line.
+    /// It may have waited in another line since.
     pub(crate) arrived: Instant,
 }
 
-/// Numbers of tokens, one for each of a line's limits.
 #[derive(Clone, PartialEq)]
 pub(crate) struct Tokens {
     costs: [u128; MAX_LIMITS],
@@ -158,18 +149,16 @@ impl Tokens {
         of
     }
 
-    /// Returns zero tokens for each of these limits.
     fn zeroed(&self) -> Self {
         Self { costs: [0; MAX_LIMITS], ..*self }
     }
 
-    /// Returns the cost for each limit, cut to what a charge can have.
+    /// At most what a charge can have.
     fn costs(&self) -> impl Iterator<Item = u64> + Clone {
         let costs = self.costs[..self.limits].iter();
         costs.map(|tokens| (*tokens).min(Quota::MAX_TOKENS.into()) as u64)
     }
 
-    /// Returns whether the limits could ever grant these tokens at once.
     fn can_be_granted(&self, terms: &Terms) -> bool {
         terms.iter().zip(self.costs()).all(|(quotas, tokens)| quotas.can_grant(tokens))
     }

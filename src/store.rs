@@ -39,33 +39,31 @@ pub use crate::window::State;
 ///
 /// # The contract
 ///
-/// A store keeps a [`State`] for each (scope, quota, key). It charges,
-/// adjusts and peeks at an [`Account`], which names the three, and resets a key of a scope. The
-/// arithmetic is in this crate: the store loads the states, calls [`Charge::decide`] (or
-/// [`Adjust::apply`]), and writes what these return. The store is responsible for the rest:
+/// A store keeps a [`State`] for each (scope, quota, key), as an [`Account`] names them. The
+/// arithmetic is in this crate: the store loads the states, calls [`Charge::decide`] or
+/// [`Adjust::apply`], and writes what these return. The store is responsible for the rest:
 ///
-/// 1. **Atomic steps.** Load, decide and write are atomic over *all* quotas of all lines: no other
-///    call for the same key comes in between, on this node or another.
-/// 2. **One clock.** The store reads its own time once per call, and nodes that share counters
-///    share that clock. It may step back; then a refusal can write, too.
+/// 1. **Atomic steps.** Load, decide and write are atomic over *all* quotas of all lines: no call
+///    for the same key comes in between, on any node.
+/// 2. **One clock.** The store reads its time once per call, and nodes that share counters share
+///    that clock. It may step back; then a refusal can write, too.
 /// 3. **Identity.** The scope's name, the key's bytes, and the quota's window and anchor
-///    ([`Quota::counter`](crate::Quota::counter)) identify a counter. The limit does not: limits
-///    change while counters run.
-/// 4. **Life.** The store may drop a state from [`State::until`] on,
-///    not earlier.
+///    ([`Quota::counter`](crate::Quota::counter)) identify a counter. The limit does not: it may
+///    change while the counter runs.
+/// 4. **Life.** The store may drop a state from [`State::until`] on, not earlier.
 /// 5. **Reset.** A reset clears a key of a scope under every quota that the key was charged with,
-///    also under quotas that the caller does not know: plans differ per request, and limits change.
-///    If that is not possible, it returns an error.
+///    also those that the caller does not know: plans differ per request, and limits change. If
+///    that is not possible, it returns an error.
 /// 6. **No replay.** A charge whose outcome is unknown is not sent again.
 /// 7. **An answer.** Every [`Reply`] ends, with an answer or an error, within a time that the store
 ///    documents. If a reply is dropped before it is done, the charge may or may not happen. If it
 ///    was never polled, the charge must not happen.
 ///
-/// A store that is called over a network, or that can fail, knows nothing of deadlines, of a
-/// breaker or of a fallback: [`Remote::around`] adds these.
+/// A store that is called over a network, or that can fail, needs no deadline, breaker or fallback
+/// of its own: [`Remote::around`] adds these.
 ///
-/// The conformance suite (the crate `tower-fixed-window-conformance`) checks a store against
-/// all but the last two. `docs/many-nodes.md` goes through the steps.
+/// The conformance suite (the crate `tower-fixed-window-conformance`) checks all but the last two:
+/// [the guide](crate::guide::many_nodes#a-store-of-your-own) runs it.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -75,40 +73,36 @@ pub use crate::window::State;
 ///
 /// /// A minimal store: it counts exactly, and keeps its counters for ever.
 /// #[derive(Default)]
-/// struct Simple(Mutex<HashMap<(String, Key), HashMap<String, State>>>);
+/// struct Simple(Mutex<HashMap<(String, Key, String), State>>);
 ///
-/// fn id(scope: &Scope, key: &Key) -> (String, Key) {
-///     (scope.name().to_owned(), key.clone())
+/// fn id(account: &Account<'_>, quota: &Quota) -> (String, Key, String) {
+///     (account.scope().name().to_owned(), account.key().clone(), quota.counter().to_string())
 /// }
 ///
 /// fn now() -> u64 { 1_700_000_040_000 }
 ///
 /// impl Store for Simple {
 ///     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-///         let mut map = self.0.lock().unwrap();
-///         let account = charge.account();
-///         let states = map.entry(id(account.scope(), account.key())).or_default();
+///         let mut states = self.0.lock().unwrap();
 ///         let (decision, writes) =
-///             charge.decide(now(), |_, quota| states.get(&quota.counter().to_string()).copied());
-///         for (_account, quota, state) in writes {
-///             states.insert(quota.counter().to_string(), state);
+///             charge.decide(now(), |account, quota| states.get(&id(account, quota)).copied());
+///         for (account, quota, state) in writes {
+///             states.insert(id(&account, quota), state);
 ///         }
 ///         Reply::now(decision)
 ///     }
 ///
 ///     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-///         let mut map = self.0.lock().unwrap();
+///         let mut states = self.0.lock().unwrap();
 ///         let account = adjust.account();
-///         let states = map.entry(id(account.scope(), account.key())).or_default();
-///         let writes = adjust.apply(now(), |quota| states.get(&quota.counter().to_string()).copied());
-///         for (quota, state) in writes {
-///             states.insert(quota.counter().to_string(), state);
+///         for (quota, state) in adjust.apply(now(), |quota| states.get(&id(&account, quota)).copied()) {
+///             states.insert(id(&account, quota), state);
 ///         }
 ///         Reply::now(())
 ///     }
 ///
 ///     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-///         self.0.lock().unwrap().remove(&id(scope, key));
+///         self.0.lock().unwrap().retain(|(name, of, _), _| (name.as_str(), &*of) != (scope.name(), key));
 ///         Reply::now(())
 ///     }
 ///
@@ -126,12 +120,11 @@ pub trait Store: Send + Sync + 'static {
     /// [peek](Charge::is_peek), [`Charge::decide`] returns nothing to write.
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision>;
 
-    /// Returns whether [`charge`](Self::charge) takes charges of several lines: in one step over
-    /// all of them, so that no other call sees tokens of a charge that is refused in the end. The
-    /// lines are of different scopes.
+    /// Returns whether [`charge`](Self::charge) takes charges of several lines, of different
+    /// scopes, in one step: no other call sees tokens of a charge that is refused in the end.
     ///
-    /// By default, `false`: the store gets charges of one line only. Several lines are then charged
-    /// one after the other, and what passed is returned when one is refused.
+    /// By default, `false`: lines are charged one after the other, and what passed is returned when
+    /// one is refused.
     fn charges_together(&self) -> bool {
         false
     }
@@ -139,11 +132,11 @@ pub trait Store: Send + Sync + 'static {
     /// Returns tokens, or takes more without a decision.
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()>;
 
-    /// Clears the counters of a key of a scope, under all quotas it was charged with, and no other
-    /// counters.
+    /// Clears the counters of a key of a scope, under all quotas it was charged with, and no
+    /// others.
     ///
     /// # Errors
-    /// If the store can't find some of the counters, or if the key shares them with other keys.
+    /// If the store can't find some of them, or if the key shares them with other keys.
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()>;
 
     /// Returns whether other processes, or this one after a restart, find the counters by the name
@@ -153,24 +146,22 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Returns a number for the part of the [`Store`] that holds this key's counters and fails
-    /// independently, such as a shard of a cluster. A store that fails as a whole returns the same
-    /// number for all keys.
+    /// independently, such as a shard of a cluster. By default, 0: the store fails as a whole.
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
         let _ = (scope, key);
         0
     }
 
-    /// Returns the name of the server that holds this key's counters, for the log while the store
-    /// fails: host and port, never a credential. By default, `None`. A store whose parts fail
-    /// independently ([`fault_domain`](Self::fault_domain)) names the server of the key's part.
+    /// Returns the server of this key's counters ([of its part](Self::fault_domain)), for the log
+    /// while the store fails: host and port, never a credential. By default, `None`.
     fn server(&self, scope: &Scope, key: &Key) -> Option<Arc<str>> {
         let _ = (scope, key);
         None
     }
 
-    /// Returns the [`Remote`] that this store is, or that it contains: its deadline, its policy and
-    /// the refusals that it knows then hold for a charge as a whole, also if the lines of one are
-    /// charged one after the other. By default, `None`.
+    /// Returns the [`Remote`] that this store is or contains: its deadline, policy and known
+    /// refusals then hold for a charge as a whole, also if its lines are charged one after the
+    /// other. By default, `None`.
     fn remote(&self) -> Option<Remote> {
         None
     }
@@ -183,7 +174,6 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-/// Implements [`Store`] by the store that a type contains.
 macro_rules! forward_store {
     ([$($generics:tt)*] $type:ty, $this:ident => $store:expr) => {
         impl<$($generics)*> $crate::store::Store for $type {
@@ -230,7 +220,6 @@ forward_store!([S: Store + ?Sized] Arc<S>, self => (**self));
 forward_store!([S: Store + ?Sized] Box<S>, self => (**self));
 
 impl dyn Store {
-    /// Returns the tokens that a decision has taken.
     pub(crate) fn give_back(&self, account: Account<'_>, decision: &Decision) -> Reply<()> {
         match decision.granted() {
             0 => Reply::now(()),
@@ -245,8 +234,7 @@ impl fmt::Debug for dyn Store {
     }
 }
 
-/// A store of any type. Most limiters count in memory, and charge that store without a call through
-/// a pointer.
+/// Most limiters count in memory, and charge that store without a call through a pointer.
 #[derive(Clone)]
 pub(crate) enum AnyStore {
     Memory(MemoryStore),
@@ -262,8 +250,7 @@ impl AnyStore {
         }
     }
 
-    /// The same as [`charge`](Self::charge), but returns the ruling of a usual charge in memory:
-    /// [`MemoryStore::rule`].
+    /// A usual charge in memory gives its [ruling](MemoryStore::rule).
     #[inline(always)]
     pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Reply<Decision>> {
         match self {
@@ -272,7 +259,6 @@ impl AnyStore {
         }
     }
 
-    /// Charges all lines, or none.
     #[inline(always)]
     pub(crate) fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         match self {

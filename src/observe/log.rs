@@ -25,8 +25,8 @@ macro_rules! log {
     }};
 }
 
-/// Returns whether a subscriber shows the errors of this crate. Without one, or with a filter that
-/// names other crates only, a service that responds with 500 would leave no trace.
+/// Without a subscriber, or with a filter that names other crates only, a service that responds
+/// with 500 would leave no trace.
 fn shows_errors() -> bool {
     #[cfg(feature = "tracing")]
     return tracing::event_enabled!(target: "tower_fixed_window", tracing::Level::ERROR);
@@ -34,7 +34,6 @@ fn shows_errors() -> bool {
     false
 }
 
-/// Returns whether a subscriber shows refusals.
 #[inline]
 pub(super) fn shows_refusals() -> bool {
     #[cfg(feature = "tracing")]
@@ -43,7 +42,6 @@ pub(super) fn shows_refusals() -> bool {
     false
 }
 
-/// A request is refused by a quota, or would be.
 #[cold]
 pub(super) fn refused(
     scope: &str,
@@ -67,7 +65,6 @@ pub(super) fn refused(
     let _ = (scope, outcome, quota, retry_after);
 }
 
-/// `meanwhile` says what happens to requests.
 pub(super) fn store_fails(
     scope: &str,
     meanwhile: &'static str,
@@ -104,7 +101,7 @@ pub(crate) fn doubt(hint: &impl Display) {
     }
 }
 
-/// The text, unless it was logged before.
+/// `None` if the text was logged before.
 fn if_new(text: &impl Display) -> Option<String> {
     /// Enough for every mistake of one app; a message of changing content does not fill memory.
     const MAX_MISTAKES: usize = 64;
@@ -115,8 +112,7 @@ fn if_new(text: &impl Display) -> Option<String> {
     (logged.len() < MAX_MISTAKES && logged.insert(text.clone())).then_some(text)
 }
 
-/// A store in memory is full, so that keys share entries: its size, and the number of such charges
-/// so far. The caller limits how often this is logged.
+/// The caller limits how often this is logged.
 pub(crate) fn overflow(max_keys: usize, overflowed: u64) {
     const WHAT: &str = "the memory store is full: new keys share entries and may be refused early. \
         Either a client sends requests with ever new keys (put a limit per address in front), or \
@@ -125,7 +121,6 @@ pub(crate) fn overflow(max_keys: usize, overflowed: u64) {
     log!(warn, WHAT, max_keys = max_keys, overflowed = overflowed);
 }
 
-/// Counts of another process were loaded from a file.
 #[cfg(feature = "saved")]
 pub(crate) fn counts_loaded(file: &impl Display, bytes: u64, age_ms: i64) {
     #[cfg(feature = "tracing")]
@@ -139,7 +134,6 @@ pub(crate) fn counts_loaded(file: &impl Display, bytes: u64, age_ms: i64) {
     let _ = (file, bytes, age_ms);
 }
 
-/// A file of counts can't be used, and was renamed.
 #[cfg(feature = "saved")]
 pub(crate) fn counts_broken(reason: &impl Display, renamed_to: &impl Display) {
     const WHAT: &str = "the store starts empty, because its file can't be used";

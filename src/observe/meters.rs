@@ -1,5 +1,4 @@
-//! Counters and timings through the `metrics` facade. Their names are listed in
-//! `docs/observing.md`.
+//! Counters and timings through the `metrics` facade. `docs/observing.md` lists their names.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::OnceLock;
@@ -51,19 +50,16 @@ const WITHOUT_STORE: (&str, &str) = (
     "Requests answered without the store, because it failed",
 );
 
-/// Returns the policy by which requests are answered without the store, as a label.
 fn policy(event: usize) -> Option<&'static str> {
     let policies = ["local", "allow", "deny"];
     policies.get(event.checked_sub(Event::CountedLocally as usize)?).copied()
 }
 
-/// Names and help texts of what is timed.
 const SECONDS: [(&str, &str); Timed::Wait as usize + 1] = [
     ("tower_fixed_window_store_seconds", "Duration of calls to a remote store, in seconds"),
     ("tower_fixed_window_wait_seconds", "Time that requests have waited in a queue, in seconds"),
 ];
 
-/// Names and help texts of what goes up and down.
 const GAUGES: [(&str, &str); 2] = [
     ("tower_fixed_window_waiting", "Requests that wait in a queue"),
     ("tower_fixed_window_store_calls", "Calls to stores in flight"),
@@ -78,15 +74,13 @@ fn name_and_help(counter: usize) -> (&'static str, &'static str) {
     counter.checked_sub(OUTCOMES.len()).map_or(DECISIONS, |event| EVENTS[event])
 }
 
-/// The handles of one scope, made when the first of them is used: a recorder need not be there
-/// before the layer is.
+/// Made when the first of them is used: a recorder need not be there before the layer is.
 #[derive(Default)]
 pub(crate) struct Meters {
     counters: [OnceLock<Counter>; COUNTERS],
     seconds: [OnceLock<Histogram>; SECONDS.len()],
-    /// Their names, made once also where no recorder is installed.
     keys: OnceLock<Keys>,
-    /// `true` once a charge had a cost other than 1. Until then, tokens are not counted.
+    /// A charge had a cost other than 1. Until then, tokens are not counted.
     costs: AtomicBool,
 }
 
@@ -146,8 +140,8 @@ impl Meters {
         }
     }
 
-    /// All counters at once, so that counters of rare events start at 0: Prometheus can't see an
-    /// increase from a counter that did not exist.
+    /// All at once, so that counters of rare events start at 0: Prometheus can't see an increase
+    /// from a counter that did not exist.
     #[cold]
     fn register(&self, scope: &str, counter: usize) -> Counter {
         let keys = self.keys(scope);
@@ -193,14 +187,12 @@ impl Meters {
     }
 }
 
-/// Returns whether a recorder is installed. Without one, the facade has a recorder of size zero
-/// that does nothing, and its handles do nothing for ever, so these are not kept. (If a recorder of
-/// the app has size zero, its handles are not kept either.)
+/// Without a recorder, the facade has one of size zero that does nothing, and its handles do
+/// nothing for ever, so these are not kept. (Nor are those of an app's recorder of size zero.)
 fn is_there(recorder: &dyn Recorder) -> bool {
     size_of_val(recorder) > 0
 }
 
-/// Sets the gauges of how full a store in memory is.
 pub(crate) fn memory(store: &str, tracked_keys: usize, max_keys: usize) {
     const TRACKED: &str = "tower_fixed_window_tracked_keys";
     const MAX: &str = "tower_fixed_window_max_keys";
@@ -213,7 +205,6 @@ pub(crate) fn memory(store: &str, tracked_keys: usize, max_keys: usize) {
 
 #[cfg(feature = "saved")]
 impl Saves {
-    /// Sets the metrics of this store.
     pub(crate) fn record(&self, store: &str) {
         const GAUGES: [(&str, &str); 3] = [
             ("tower_fixed_window_saved_timestamp_seconds", "When counts were last saved"),
@@ -236,7 +227,6 @@ impl Saves {
     }
 }
 
-/// The counters for the connections of all stores.
 #[cfg(feature = "redis")]
 const CONNECTIONS: [(&str, &str); 2] = [
     (
@@ -259,17 +249,15 @@ pub(super) fn store_checked() {
     counter!(CONNECTIONS[1].0).increment(1);
 }
 
-/// More calls to stores are in flight, or fewer.
 pub(super) fn call(more: f64) {
     gauge!(GAUGES[1].0).increment(more);
 }
 
-/// More requests wait, or fewer.
 pub(super) fn wait(scope: &str, more: f64) {
     gauge!(GAUGES[0].0, "scope" => scope.to_owned()).increment(more);
 }
 
-/// Sets the instant when the last change of a kind ends, in milliseconds, or 0.
+/// `end` is in milliseconds; `None` sets 0.
 pub(super) fn change(scope: &str, of: Change, end: Option<i64>) {
     const UNTIL: &str = "tower_fixed_window_changed_until_timestamp_seconds";
 

@@ -13,27 +13,26 @@ use crate::sync::Instant;
 
 /// The precision of timers and of the store's clock.
 const TICK: Duration = Duration::from_millis(1);
-/// How long the requests behind a request wait for it to be polled, before they go first.
+/// How long those behind a request wait for it to be polled, before they go first.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How often a request is polled that others wait for.
 const SIGN_OF_LIFE: Duration = Duration::from_millis(50);
-/// When a head that is not due asks again, since tokens may have come back. After each refusal it
-/// waits for twice as long, up to a part of the window.
+/// When a head that is not due asks again, since tokens may have come back. The pause doubles with
+/// each refusal, up to a part of the window.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: u32 = 16;
 /// Charges of a line in flight. The answers to more of them would come too late.
 const MAX_CHARGES: u32 = 64;
-/// The highest rank: requests further behind check no later that those before them are polled.
+/// Requests further behind check no later that those before them are polled.
 const RANKS: u64 = 64;
 /// Up to here, the requests before a request are counted exactly.
 const NEAR: u64 = 16;
 /// The longest delay of a charge in favor of other nodes.
 const MOST_COURTESY: Duration = Duration::from_millis(50);
 
-/// The state of a line, under its lock. Requests have numbers in order of arrival.
+/// Requests have numbers in order of arrival.
 pub(super) struct LineState {
     requests: BTreeMap<u64, Request>,
-    /// The number of the next request to arrive.
     arrivals: u64,
     /// No request before this one waits for its turn, except those that others have passed.
     first_waiting: u64,
@@ -43,82 +42,67 @@ pub(super) struct LineState {
     first_unjudged: u64,
     /// The costs of the requests that have no tokens yet.
     requested: Tokens,
-    /// The number of requests that have to wait, by an answer.
+    /// Requests that have to wait, by an answer.
     pub(super) waiting: u64,
     answer: Option<LastAnswer>,
     /// When tokens of the line were last returned. Refusals of charges sent before are in doubt.
     returned: Instant,
-    /// How long after the last answer the head asks again.
     pause: Duration,
 }
 
 struct Request {
     stage: Stage,
     cost: Tokens,
-    /// The quotas that decide the request's charge.
     terms: Terms,
     arrived: Instant,
     deadline: Instant,
-    /// When the request is polled next, at the latest, unless it is not polled any more.
+    /// At the latest, unless it is not polled any more.
     next_poll: Instant,
-    /// `true` if it counts in [`LineState::waiting`].
     has_to_wait: bool,
     waker: Option<Waker>,
 }
 
 enum Stage {
-    /// It waits for its turn.
     Waits,
-    /// It is being charged. It is called back if a request before it is refused meanwhile.
+    /// Called back if a request before it is refused meanwhile.
     Asks {
         sent: Instant,
         called_back: bool,
     },
-    /// It has its answer, and goes when those before it have gone.
     Answered,
-    /// It has tokens, but a request before it was refused: it returns them, and waits again.
+    /// A request before it was refused: returns its tokens, and waits again.
     Returns,
     Refused(Box<Decision>),
 }
 
-/// The last answer of the store. It says when further tokens can pass.
 pub(super) struct LastAnswer {
     decision: Decision,
     terms: Terms,
-    /// The tokens that were charged.
     cost: Tokens,
-    /// When the charge was sent. Times in the decision count from here: a charge sent a second
-    /// later reaches the store a second later.
+    /// When the charge was sent. Times in the decision count from here: one sent a second later
+    /// reaches the store a second later.
     sent: Instant,
-    /// How long the answer took.
     took: Duration,
 }
 
-/// What a request does that does not wait.
 pub(crate) enum Turn {
-    /// It is charged, once its service is ready.
+    /// Once its service is ready.
     Ask,
     Go,
-    /// It returns what it was granted, and waits again.
     GiveBack,
     Refused(Box<Decision>),
-    /// The store did not answer in time.
     Unanswered,
-    /// The queue is closed.
     Closed,
 }
 
-/// A request that joins a line, is polled in it, or leaves it, with what follows from that when the
-/// line's lock is released.
+/// What follows from a visit is done when the line's lock is released.
 pub(super) struct Visit<'a> {
     queue: &'a Queue,
     now: Instant,
-    /// Requests that were to be polled by this time, and were not, are passed by others.
+    /// Others pass requests that were to be polled by this time, and were not.
     passes: Option<Instant>,
     wakers: Vec<Waker>,
-    /// A waker that was replaced or removed.
     old_waker: Option<Waker>,
-    /// How long a request has waited that leaves.
     pub(super) waited: Option<Duration>,
 }
 
@@ -138,7 +122,7 @@ impl LastAnswer {
         !self.decision.allowed()
     }
 
-    /// Returns when these further tokens can have passed, at the earliest; `None`: never.
+    /// When these further tokens can have passed, at the earliest; `None`: never.
     fn due(&self, tokens: &Tokens) -> Option<Instant> {
         let exact = self.cost == *tokens;
         let costs = self.cost.costs().zip(tokens.costs());
@@ -159,20 +143,18 @@ impl LastAnswer {
         self.sent.checked_add(Duration::from_millis(after as u64))
     }
 
-    /// Returns by how much a head that is due then delays its charge in favor of other nodes: the
-    /// older it is, the less. So the store's nearest node does not serve all of its line first.
+    /// How long a head that is due delays its charge in favor of other nodes: the older, the less.
+    /// So the store's nearest node does not serve all of its line first.
     fn courtesy(&self, age: Duration, max_wait: Duration) -> Duration {
         let window = self.window();
         let most = (window / 16).min(MOST_COURTESY).min(max_wait / 2);
         most.div_f64(1.0 + age.div_duration_f64(window))
     }
 
-    /// Returns the window of the quota that governs.
     fn window(&self) -> Duration {
         self.decision.usage()[self.decision.governing()].window()
     }
 
-    /// Returns the refusal of a request that is due when these further tokens have passed.
     fn refusal(&self, tokens: &Tokens, now: Instant) -> Decision {
         let later = now.saturating_duration_since(self.sent).as_millis() as i64;
         let ahead = |place| Some((self.terms.get(place)?, tokens.costs().nth(place)?));
@@ -181,22 +163,20 @@ impl LastAnswer {
 }
 
 impl Request {
-    /// Returns whether it waits for its turn, at the latest when it has returned its tokens.
+    /// It may have to return its tokens first.
     fn waits(&self) -> bool {
         matches!(self.stage, Stage::Waits | Stage::Returns)
     }
 
-    /// Returns whether its cost is no longer a part of [`LineState::requested`].
+    /// Its cost is no longer a part of [`LineState::requested`].
     fn is_decided(&self) -> bool {
         matches!(self.stage, Stage::Answered | Stage::Refused(_))
     }
 
-    /// Returns whether it is being charged, or returns its tokens.
     fn is_in_flight(&self) -> bool {
         matches!(self.stage, Stage::Asks { .. } | Stage::Returns)
     }
 
-    /// Returns whether it was not polled in time.
     fn is_passed(&self, passes: Option<Instant>) -> bool {
         passes.is_some_and(|by| self.next_poll <= by)
     }
@@ -206,8 +186,8 @@ impl Request {
             .filter(|last| Arc::ptr_eq(&last.terms, &self.terms) || last.terms == self.terms)
     }
 
-    /// Returns whether the request has to wait, if it is due when these tokens have passed, or its
-    /// refusal. By an answer of other quotas than its own it waits if others do.
+    /// Returns whether the request has to wait, or its refusal. By an answer of other quotas than
+    /// its own it waits if others do.
     fn judge(
         &self,
         answer: &LastAnswer,
@@ -234,7 +214,6 @@ impl Request {
 }
 
 impl LineState {
-    /// Creates the state of a line whose requests are charged under as many limits as `cost` has.
     pub(super) fn new(cost: &Tokens) -> Self {
         Self {
             requests: BTreeMap::new(),
@@ -250,8 +229,6 @@ impl LineState {
         }
     }
 
-    /// Adds a request as the last one. Returns its number, and whether the last answer says that it
-    /// has to wait. It is refused then if the line is full or the wait would be too long.
     pub(super) fn join(
         &mut self,
         claim: &Claim,
@@ -287,8 +264,8 @@ impl LineState {
         Ok((number, has_to_wait))
     }
 
-    /// Returns what the request does next, unless it waits, and when it is to be polled again.
-    /// `changed` are its quotas, if they have changed.
+    /// Also returns when to poll the request again. `changed` are its quotas, if they are others
+    /// now.
     pub(super) fn turn(
         &mut self,
         me: u64,
@@ -330,8 +307,7 @@ impl LineState {
         (turn, now + SIGN_OF_LIFE)
     }
 
-    /// Lets the first request that waits ask when it is due. The further back another one is, the
-    /// later it checks that those before it are polled.
+    /// The further back a request is, the later it checks that those before it are polled.
     fn wait(
         &mut self,
         me: u64,
@@ -378,8 +354,7 @@ impl LineState {
         (None, until)
     }
 
-    /// Returns when the first request that waits is due, by the tokens in flight with its own;
-    /// `None`: never.
+    /// By the tokens in flight with the request's own. `None`: never.
     fn due(
         &self,
         request: &Request,
@@ -408,7 +383,6 @@ impl LineState {
         Some(due + answer.courtesy(age, queue.max_wait))
     }
 
-    /// Returns whether a request was due by this deadline, and so is about to go.
     fn is_due_by(&self, deadline: Instant, number: u64, visit: &Visit<'_>) -> bool {
         let request = &self.requests[&number];
         let (_, tokens) = self.in_flight(request, visit);
@@ -417,7 +391,7 @@ impl LineState {
         due.is_some_and(|due| due <= deadline + TICK)
     }
 
-    /// Notes that the request is being charged, unless it was refused since its turn came.
+    /// Returns `false` if the request was refused since its turn came.
     pub(super) fn ask(&mut self, me: u64, visit: &mut Visit<'_>) -> bool {
         let request = find(&mut self.requests, me);
         if !request.waits() {
@@ -429,7 +403,6 @@ impl LineState {
         true
     }
 
-    /// Notes the answer to the request's charge.
     pub(super) fn note(
         &mut self,
         me: u64,
@@ -476,7 +449,6 @@ impl LineState {
         self.wake_next(visit);
     }
 
-    /// Notes that the store has the tokens of a request again that was called back.
     pub(super) fn note_returned(&mut self, me: u64, visit: &mut Visit<'_>) {
         find(&mut self.requests, me).stage = Stage::Waits;
         self.returned = visit.now;
@@ -484,7 +456,7 @@ impl LineState {
         self.wake_next(visit);
     }
 
-    /// Lets a request wait that had asked, and calls back those behind it.
+    /// Calls back those behind it.
     fn wait_again(&mut self, me: u64, visit: &mut Visit<'_>) {
         let request = &self.requests[&me];
         self.first_waiting = self.first_waiting.min(me);
@@ -508,8 +480,6 @@ impl LineState {
         }
     }
 
-    /// Judges the requests that joined before the last answer: each may be due, has to wait, or is
-    /// refused since the line is full or the wait would be too long.
     fn judge_newcomers(&mut self, visit: &mut Visit<'_>) {
         let Some(answer) = self.answer.as_ref().filter(|answer| self.is_reliable(answer, visit))
         else {
@@ -540,7 +510,7 @@ impl LineState {
         }
     }
 
-    /// Returns whether the last answer is not a refusal by tokens of requests that return them.
+    /// Unless the last answer is a refusal by tokens of requests that return them.
     fn is_reliable(&self, answer: &LastAnswer, visit: &Visit<'_>) -> bool {
         let may_return = |one: &Request| one.is_in_flight() && visit.now < one.next_poll + PATIENCE;
         let (from, until) = (self.first_waiting, self.first_unasked);
@@ -548,7 +518,6 @@ impl LineState {
         answer.sent >= self.returned && !(answer.refuses() && from < until && may_return())
     }
 
-    /// Removes a request that goes, is refused, or was dropped.
     pub(super) fn leave(&mut self, me: u64, visit: &mut Visit<'_>) {
         let Some(request) = self.requests.remove(&me) else { return };
         if !request.is_decided() {
@@ -581,8 +550,7 @@ impl LineState {
         }
     }
 
-    /// Returns the first request that waits for its turn, and when it is polled next. Those that
-    /// are not polled are passed. They keep their places.
+    /// Passes those that are not polled; they keep their places.
     fn first_waiting(&mut self, passes: Option<Instant>) -> Option<(u64, Instant)> {
         let may_ask = |one: &Request| one.waits() && !one.is_passed(passes);
         // A range takes longer.
@@ -595,8 +563,8 @@ impl LineState {
         first
     }
 
-    /// Returns the number of requests in flight, and their tokens with those of a request behind
-    /// them, but for requests that are not polled: their answers may never be received.
+    /// Also returns their tokens, with those of a request behind them. Requests that are not polled
+    /// don't count: their answers may never be received.
     fn in_flight(&self, behind: &Request, visit: &Visit<'_>) -> (u32, Tokens) {
         let mut in_flight = (0, behind.cost.clone());
         let asked = self.requests.range(..self.first_unasked).map(|(_, request)| request);
@@ -607,7 +575,6 @@ impl LineState {
         in_flight
     }
 
-    /// Ends the wait of a request that is refused, or has reached its deadline.
     fn end(&mut self, me: u64, now: Instant) -> Turn {
         if let Stage::Refused(refusal) = &self.requests[&me].stage {
             return Turn::Refused(refusal.clone());

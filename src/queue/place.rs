@@ -9,7 +9,7 @@ use crate::decision::Decision;
 use crate::store::StoreError;
 use crate::sync::{self, Sleep};
 
-/// The place of a request in its line. Dropping it removes the request.
+/// Dropping it removes the request.
 pub(crate) struct Place {
     queue: Arc<Queue>,
     line: Arc<WaitingLine>,
@@ -18,15 +18,13 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Joins the line of the claim's counters as the last request, or returns a refusal. Also
-    /// returns whether the request has to wait.
+    /// Also returns whether the request has to wait.
     pub(crate) fn join(queue: &Arc<Queue>, claim: Claim) -> Result<(Self, bool), Box<Decision>> {
         let line = queue.lines.line_for(&claim);
         let (number, has_to_wait) = line.visit(queue, |state, visit| state.join(&claim, visit))?;
         Ok((Self { queue: Arc::clone(queue), line, number, alarm: None }, has_to_wait))
     }
 
-    /// Waits until the request can do something. `changed` are its quotas, if they have changed.
     pub(crate) fn poll(
         &mut self,
         mut changed: Option<Terms>,
@@ -49,17 +47,14 @@ impl Place {
         }
     }
 
-    /// Notes that the request is being charged, unless it was refused since its turn came.
     pub(crate) fn ask(&self) -> bool {
         self.line.visit(&self.queue, |state, visit| state.ask(self.number, visit))
     }
 
-    /// Notes the answer to the charge.
     pub(crate) fn note(&self, answer: &Result<Decision, StoreError>) {
         self.line.visit(&self.queue, |state, visit| state.note(self.number, answer, visit));
     }
 
-    /// Notes that the store has the tokens again that the request returns.
     pub(crate) fn note_returned(&self) {
         self.line.visit(&self.queue, |state, visit| state.note_returned(self.number, visit));
     }
@@ -72,7 +67,6 @@ impl Drop for Place {
 }
 
 impl WaitingLine {
-    /// Visits the line, and applies what follows from that.
     fn visit<T>(
         &self,
         queue: &Queue,

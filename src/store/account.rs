@@ -15,13 +15,18 @@ use crate::window::{State, Window, stagger};
 ///
 /// ```
 /// use tower_fixed_window::store::{Account, Scope};
-/// use tower_fixed_window::{Key, Quota, Quotas};
+/// use tower_fixed_window::{Key, Quota};
 ///
 /// let (scope, key) = (Scope::named("api"), Key::from("alice"));
-/// let quotas = Quotas::from(Quota::per_minute(60));
+/// let quotas = Quota::per_minute(60).and(Quota::per_month(9_000));
 /// let account = Account::new(&scope, &quotas, &key);
 /// assert_eq!(account.scope().name(), "api");
 /// assert_eq!((account.quotas(), account.key()), (&quotas, &key));
+///
+/// let now = 1_700_000_050_000; // 14 November 2023
+/// let [minute, month] = [0, 1].map(|i| account.window_at(&quotas.as_ref()[i], now));
+/// assert_eq!(minute, 1_700_000_040_000..1_700_000_100_000);
+/// assert_eq!(month, 1_698_796_800_000..1_701_388_800_000);
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Account<'a> {
@@ -51,42 +56,26 @@ impl<'a> Account<'a> {
         self.key
     }
 
-    /// Returns a copy without borrows.
     #[inline]
     pub(crate) fn to_owned(self) -> OwnedAccount {
         OwnedAccount { scope: self.scope.clone(), quotas: *self.quotas, key: self.key.clone() }
     }
 
     /// Returns the window of one of the quotas around an instant, in milliseconds since the epoch,
-    /// for a key without a state: for a store that decides on its server, where the windows are
+    /// for a key without a state: for a store that decides on its server, where windows are
     /// staggered or follow a calendar.
-    ///
-    /// ```
-    /// use tower_fixed_window::store::{Account, Scope};
-    /// use tower_fixed_window::{Key, Quota};
-    ///
-    /// let (scope, key) = (Scope::named("api"), Key::from("alice"));
-    /// let quotas = Quota::per_minute(60).and(Quota::per_month(9_000));
-    /// let account = Account::new(&scope, &quotas, &key);
-    ///
-    /// let now = 1_700_000_050_000; // 14 November 2023
-    /// let [minute, month] = [0, 1].map(|i| account.window_at(&quotas.as_ref()[i], now));
-    /// assert_eq!(minute, 1_700_000_040_000..1_700_000_100_000);
-    /// assert_eq!(month, 1_698_796_800_000..1_701_388_800_000);
-    /// ```
     pub fn window_at(&self, quota: &Quota, at: u64) -> Range<i64> {
         let window = Window::at(instant(at), None, quota, self.shift(quota));
         window.start()..window.end()
     }
 
-    /// Returns the shift of a quota's grid: 0 unless the quota is staggered.
     #[inline]
     pub(crate) fn shift(&self, quota: &Quota) -> u64 {
         shift(self.scope, self.key, quota)
     }
 
     /// Returns a point of a quota's grid, less than a window after the epoch. `None` if windows
-    /// begin with the first charge or on days of a calendar.
+    /// begin with the first charge or follow a calendar.
     pub(crate) fn grid(&self, quota: &Quota) -> Option<u64> {
         match quota.anchor {
             Anchor::Grid { offset } => Some(offset),
@@ -95,7 +84,7 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Returns a window for each quota. The first quota's window fills the unused places up to `N`.
+    /// The first quota's window fills the unused places up to `N`.
     #[inline(always)]
     pub(super) fn windows<const N: usize>(
         &self,
@@ -122,7 +111,6 @@ impl<'a> Account<'a> {
     }
 }
 
-/// An [`Account`] without borrows.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedAccount {
     scope: Scope,
@@ -131,19 +119,17 @@ pub(crate) struct OwnedAccount {
 }
 
 impl OwnedAccount {
-    /// Returns the account under the limits that are in force now.
     pub(crate) fn updated(mut self, current: &Quotas) -> Self {
         self.quotas = self.quotas.updated(current);
         self
     }
 
-    /// Returns the account.
     pub(crate) fn as_account(&self) -> Account<'_> {
         Account::new(&self.scope, &self.quotas, &self.key)
     }
 }
 
-/// Returns the shift of a quota's grid for a key: 0 unless the quota is staggered.
+/// 0 unless the quota is staggered.
 #[inline]
 pub(super) fn shift(scope: &Scope, key: &Key, quota: &Quota) -> u64 {
     match quota.anchor {
@@ -152,7 +138,6 @@ pub(super) fn shift(scope: &Scope, key: &Key, quota: &Quota) -> u64 {
     }
 }
 
-/// Converts a reading of a clock for the arithmetic.
 #[inline]
 pub(crate) fn instant(now: u64) -> i64 {
     // Stays 1 below the latest `until`, which is never reached.
@@ -191,7 +176,6 @@ impl Scope {
         Self::new(name, id)
     }
 
-    /// Returns whether a scope can have this name.
     pub(crate) fn is_name(name: &str) -> bool {
         let is_valid = |b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-');
         (1..=64).contains(&name.len()) && name.bytes().all(is_valid)
@@ -209,23 +193,21 @@ impl Scope {
         Self(Arc::new(Named { name: name.into(), limit_name, id, meters }))
     }
 
-    /// Returns the name. It is empty if the scope has none.
+    /// Returns the name: empty if the scope has none.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Returns the name, as decisions have it.
     #[inline]
     pub(crate) fn limit_name(&self) -> LimitName {
         self.0.limit_name
     }
 
-    /// Returns the scope's log and metrics.
     pub(crate) fn observe(&self) -> Observed<'_> {
         Observed::new(&self.0.name, &self.0.meters)
     }
 
-    /// Returns a number that is the same for equal names, and another for each unnamed scope.
+    /// The same for equal names, and another for each unnamed scope.
     pub(crate) fn id(&self) -> u64 {
         self.0.id
     }

@@ -37,13 +37,12 @@ pub struct Adjust<'a> {
     tokens: u64,
     /// The ends of the windows that the tokens are returned to; `None` if tokens are taken.
     until: Option<[i64; Quotas::MAX]>,
-    /// `true` if the charge was counted by the fallback of a store that failed.
     local: bool,
 }
 
 impl<'a> Adjust<'a> {
     /// Returns `tokens` that `decision` has taken: to each quota until the window of the tokens has
-    /// ended. The account has the quotas of the decision, in the same order; their limits may have
+    /// ended. The account has the decision's quotas, in the same order; their limits may have
     /// changed.
     pub fn refund(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
         let mut until = [0; Quotas::MAX];
@@ -58,13 +57,12 @@ impl<'a> Adjust<'a> {
         Self { account, tokens, until: Some(until), local: decision.is_local() }
     }
 
-    /// Takes `tokens` in addition to those of `decision`, even beyond the limit: they have been
-    /// used already.
+    /// Takes `tokens` in addition to those of `decision`, even beyond the limit: they are used
+    /// already.
     pub fn take(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
         Self { account, tokens, until: None, local: decision.is_local() }
     }
 
-    /// Returns whether the charge was counted by the fallback of a store that failed.
     pub(super) fn is_local(&self) -> bool {
         self.local
     }
@@ -96,7 +94,7 @@ impl<'a> Adjust<'a> {
     }
 
     /// Returns each quota with the instant, in milliseconds since the epoch, from which on it takes
-    /// no tokens back: for a store that corrects on its server. Empty if tokens are taken.
+    /// no tokens back, for a store that corrects on its server. Empty if tokens are taken.
     pub fn refundable_until(&self) -> impl Iterator<Item = (&'a Quota, u64)> + use<'a> {
         let quotas = self.account.quotas;
         let until = self.until.into_iter().flatten();

@@ -37,21 +37,18 @@ use crate::window::{State, Window};
 /// the states of all of them:
 ///
 /// ```
-/// use tower_fixed_window::store::{Account, Charge, Scope};
-/// use tower_fixed_window::{Key, Quota};
-///
+/// # use tower_fixed_window::store::{Account, Charge, Scope};
+/// # use tower_fixed_window::{Key, Quota};
+/// # let (key, now) = (Key::from("acme"), 1_700_000_050_000);
 /// let (requests, tokens) = (Scope::named("requests"), Scope::named("tokens"));
 /// let (few, many) = (Quota::per_minute(60).into(), Quota::per_minute(1_000).into());
-/// let key = Key::from("acme");
 /// let (requests, tokens) =
 ///     (Account::new(&requests, &few, &key), Account::new(&tokens, &many, &key));
 ///
-/// let now = 1_700_000_050_000;
 /// let lines = [(requests, 1), (tokens, 600)];
 /// let charge = Charge::together(&lines);
-/// assert_eq!(charge.lines().map(|(_account, cost)| cost).sum::<u64>(), 601);
-/// let (decision, writes) = charge.decide(now, |_account, _quota| None);
-/// assert!(decision.allowed());
+/// assert_eq!(charge.lines().len(), 2);
+/// let (decision, writes) = charge.decide(now, |_, _| None);
 /// assert_eq!(decision.of("tokens").unwrap().remaining(), 400);
 /// let (account, _quota, state) = writes[1];
 /// assert_eq!((account.scope().name(), state.used), ("tokens", 600));
@@ -63,21 +60,17 @@ use crate::window::{State, Window};
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
-    /// The account and the cost of the first line: by value, so that a single line stays in
-    /// registers.
+    /// By value, so that a single line stays in registers.
     first: ChargeLine<'a>,
     others: Others<'a>,
     reserve: bool,
     peek: bool,
 }
 
-/// The account and the cost of a line.
 pub(super) type ChargeLine<'a> = (Account<'a>, u64);
 
-/// The windows of a line's quotas, and their states, if the decision carries them.
 type Seen<'w, 'a> = (&'w [Window<'a>], Option<&'w [Option<State>; Quotas::MAX]>);
 
-/// The lines of a charge but the first.
 #[derive(Clone, Copy, Debug)]
 enum Others<'a> {
     Borrowed(&'a [ChargeLine<'a>]),
@@ -128,7 +121,6 @@ impl<'a> Charge<'a> {
         Self::of_lines(first, others)
     }
 
-    /// Creates a charge of these lines, of which there are at most eight.
     #[inline(always)]
     pub(crate) fn of_lines(first: (Account<'a>, u64), others: &'a [(Account<'a>, u64)]) -> Self {
         Self { first, others: Others::Borrowed(others), reserve: false, peek: false }
@@ -154,13 +146,11 @@ impl<'a> Charge<'a> {
         (0..self.len()).map(move |place| this.line_at(place))
     }
 
-    /// Returns the number of lines.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         1 + self.others.len()
     }
 
-    /// Returns the account and the cost of the line at a place.
     #[inline]
     pub(crate) fn line_at(&self, place: usize) -> (Account<'a>, u64) {
         if place == 0 { self.first } else { self.others.at(place - 1) }
@@ -186,31 +176,26 @@ impl<'a> Charge<'a> {
         self.peek
     }
 
-    /// Returns whether there is no line but the first.
     #[inline]
     pub(crate) fn is_single(&self) -> bool {
         self.others.len() == 0
     }
 
-    /// Returns whether the charge takes all of its costs now, or nothing.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         !(self.reserve || self.peek)
     }
 
-    /// Returns what the line of this cost asks for.
     #[inline]
     pub(super) fn ask(&self, cost: u64) -> Ask {
         Ask { cost, reserve: self.reserve, peek: self.peek }
     }
 
-    /// Returns a charge for each line, in the same way.
     pub(crate) fn each(&self) -> impl ExactSizeIterator<Item = Self> + use<'a> {
         let this = *self;
         self.lines().map(move |first| Self { first, others: Others::NONE, ..this })
     }
 
-    /// Returns the charge of the line at a place.
     pub(super) fn line(&self, place: usize) -> Self {
         self.each().nth(place).expect("a line of this charge")
     }
@@ -229,12 +214,11 @@ impl<'a> Charge<'a> {
 
     /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
     /// each quota of each line. Returns the decision, and what to write. A refusal also writes,
-    /// where the clock has stepped back by a window or more. The decision also carries the states,
-    /// by which a limiter refuses later charges without a call.
+    /// where the clock has stepped back by a window or more. The decision carries the states, by
+    /// which a limiter refuses later charges without a call.
     ///
     /// A store that decides on its server, in a stored procedure, lets that return the time and the
-    /// states as they were before. This then returns the decision that the server has made, and
-    /// what to write is ignored.
+    /// states as they were before. This then returns the server's decision; ignore what to write.
     pub fn decide(
         &self,
         now: u64,
@@ -259,8 +243,6 @@ impl<'a> Charge<'a> {
         (decision, writes)
     }
 
-    /// Decides in the same way over the windows of each line's quotas, with their states if the
-    /// decision is to carry these. Calls `write` with each line's place and its new states.
     pub(super) fn decide_over<'w>(
         &self,
         now: i64,
@@ -278,8 +260,8 @@ impl<'a> Charge<'a> {
         Decision::over_lines(now, lines, |place, _, states| write(place, states))
     }
 
-    /// Decides a charge of one line in the same way. `N` is the maximal number of its quotas: most
-    /// charges have one, and the compiler then leaves out all code for more.
+    /// `N` is the maximal number of quotas: most charges have one, and the compiler then leaves out
+    /// all code for more.
     #[inline(always)]
     pub(super) fn decide_line<const N: usize>(
         &self,
@@ -291,8 +273,7 @@ impl<'a> Charge<'a> {
         Decision::over(account.scope.limit_name(), now, &windows[..len], self.ask(cost))
     }
 
-    /// Returns a line with the windows of its quotas. `shared` has a bit for each quota whose count
-    /// other keys share.
+    /// `shared` has a bit for each quota whose count other keys share.
     pub(super) fn with_windows<'w>(
         &self,
         (account, cost): ChargeLine<'a>,

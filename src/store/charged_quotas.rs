@@ -10,11 +10,11 @@ use super::account::Scope;
 use crate::quota::Quota;
 use crate::sync::Mutex;
 
-/// Quotas that are noted of one scope, and of all scopes. Each window of a plan is one, so there
-/// may be many. An app that makes up windows as it goes has more, which are not noted.
+/// Noted quotas of a scope, and of all. Each window of a plan is one, so there may be many. An app
+/// that makes up windows as it goes has more, which are not noted.
 const MAX_OF_A_SCOPE: usize = 64;
 const MAX_OF_ALL: usize = 1_024;
-/// The number of marks, and how many of them are searched for a counter's mark.
+/// The number of marks, and how many are searched for a counter's.
 const MARKS: usize = 64;
 const PROBES: usize = 4;
 
@@ -28,14 +28,14 @@ pub(super) struct ChargedQuotas {
 pub(super) struct NotedScopes {
     pub(super) scopes: HashMap<u64, NotedScope>,
     count: usize,
-    /// `true` if further scopes were not noted.
+    /// Further ones were not noted.
     pub(super) others: bool,
 }
 
 #[derive(Clone, Default)]
 pub(super) struct NotedScope {
     pub(super) quotas: Vec<Quota>,
-    /// `true` if further counters were not noted.
+    /// Further ones were not noted.
     pub(super) others: bool,
 }
 
@@ -46,8 +46,7 @@ impl Default for ChargedQuotas {
 }
 
 impl ChargedQuotas {
-    /// Notes that a scope is charged under this counter, for resets to find it. Returns `false` if
-    /// there are too many to note.
+    /// Returns `false` if there are too many.
     #[inline]
     pub(super) fn note(&self, scope: &Scope, quota: &Quota) -> bool {
         // 0 is no mark.
@@ -72,13 +71,12 @@ impl ChargedQuotas {
         added
     }
 
-    /// Returns the places that may have a mark.
     fn cells(&self, mark: u64) -> impl Iterator<Item = &AtomicU64> {
         let first = (mark.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
         (0..PROBES).map(move |i| &self.marks[(first + i) % MARKS])
     }
 
-    /// Calls `look` with the noted counters of a scope, and whether these are all.
+    /// The flag says that these counters are all.
     pub(super) fn of<T>(&self, scope: &Scope, look: impl FnOnce(&[Quota], bool) -> T) -> T {
         let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
         match noted.scopes.get(&scope.id()) {
@@ -89,7 +87,6 @@ impl ChargedQuotas {
 }
 
 impl NotedScopes {
-    /// Notes a counter of a scope, and returns `false` if there are too many.
     pub(super) fn add_counter(&mut self, scope: u64, quota: &Quota) -> bool {
         let room = self.count < MAX_OF_ALL;
         if !room && !self.scopes.contains_key(&scope) {
@@ -112,7 +109,6 @@ impl NotedScopes {
 
 #[cfg(feature = "saved")]
 impl ChargedQuotas {
-    /// Returns what is noted, to be saved.
     pub(super) fn all(&self) -> NotedScopes {
         self.noted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,6 +1,5 @@
-//! Several lines in a store that can't charge them in one step (S37): they are charged one after
-//! the other, within one deadline. Tokens taken are returned when a line refuses, and when the
-//! request is dropped.
+//! Several lines in a store that can't charge them in one step (S37): one after the other, within
+//! one deadline. Tokens are returned when a line refuses, and when the request is dropped.
 
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -15,7 +14,6 @@ use super::reply::{Reply, StoreError};
 use crate::decision::{Decision, Merging};
 use crate::sync::{Instant, Sleep};
 
-/// Charges all lines, in one step if the store can do that.
 #[inline(never)]
 pub(super) fn charge_lines(store: &Arc<dyn Store>, charge: Charge<'_>) -> Reply<Decision> {
     let in_order = |store, charge| async move { SequentialCharge::new(store, charge).run().await };
@@ -36,25 +34,21 @@ pub(super) fn charge_lines(store: &Arc<dyn Store>, charge: Charge<'_>) -> Reply<
     };
     Reply::later(async move {
         match reply.await {
-            // The store has found out by this call that it can't.
             Err(error) if error.is_apart() => in_order(store, charge).await,
             answer => answer,
         }
     })
 }
 
-/// A charge of several lines, one after the other. Dropping it returns the tokens taken so far.
+/// Dropping it returns the tokens taken so far.
 struct SequentialCharge {
     store: Arc<dyn Store>,
     charge: OwnedCharge,
     /// The store's deadline, here for all calls together.
     ends: Option<Instant>,
-    /// The decisions of the lines that have passed, in order. `None`: the line's store failed, and
-    /// its policy lets requests pass.
+    /// In order. `None`: the line's store failed, and its policy lets requests pass.
     passed: Vec<Option<Decision>>,
-    /// The call for the next line, once it was sent.
     in_flight: Option<Reply<Decision>>,
-    /// Calls that return tokens.
     returning: Vec<Reply<()>>,
 }
 
@@ -97,7 +91,6 @@ impl SequentialCharge {
         Ok(passed)
     }
 
-    /// Charges the next line.
     async fn charge_next(&mut self) -> Result<Decision, StoreError> {
         let charge = self.charge.as_charge();
         let next = charge.line(self.passed.len());
@@ -132,7 +125,6 @@ impl SequentialCharge {
         }
     }
 
-    /// Answers for a line for which no time is left.
     fn stand_in(&self, line: Charge<'_>) -> Reply<Decision> {
         let late = StoreError::new("the store did not answer in time");
         match self.store.remote() {
@@ -141,8 +133,7 @@ impl SequentialCharge {
         }
     }
 
-    /// Returns the tokens taken, and peeks at the lines that were not charged. `refusal` is that of
-    /// the next line.
+    /// Peeks at the lines that were not charged. `refusal` is that of the next line.
     async fn refuse(mut self, refusal: Decision) -> Decision {
         let undone = |decision: &Option<Decision>| decision.clone().map(Decision::undone);
         let mut decided: Vec<_> = self.passed.iter().map(undone).chain([Some(refusal)]).collect();
@@ -154,8 +145,6 @@ impl SequentialCharge {
         merge(&decided)
     }
 
-    /// Returns the tokens of all lines that have passed, and waits for that and for the answers to
-    /// these peeks, until the deadline.
     async fn return_passed(&mut self, mut peeks: Vec<Reply<Decision>>) -> Vec<Option<Decision>> {
         self.begin_returning();
         let mut looks: Vec<_> = peeks.iter().map(|_| None).collect();
@@ -187,7 +176,6 @@ impl SequentialCharge {
         self.returning.extend(returned);
     }
 
-    /// Lets the tokens of a call in flight be returned when it has its answer.
     fn return_in_flight(&mut self) {
         let Some(reply) = self.in_flight.take() else { return };
         let charge = self.charge.as_charge().line(self.passed.len()).to_owned();
@@ -216,12 +204,10 @@ fn merge(decided: &[Option<Decision>]) -> Decision {
     merging.done()
 }
 
-/// Returns how much time is left until a deadline.
 fn time_left(ends: Instant) -> Duration {
     ends.saturating_duration_since(Instant::now())
 }
 
-/// Waits for the deadline, if there is one.
 fn poll_deadline(sleep: &mut Option<Sleep>, cx: &mut Context<'_>) -> Poll<()> {
     sleep.as_mut().map_or(Poll::Pending, |sleep| sleep.poll(cx))
 }

@@ -1,10 +1,9 @@
 //! Counters in this process's memory: [`MemoryStore`].
 //!
-//! A key's hash selects a shard, so that all of its quotas are charged under one lock. Each quota
-//! of the key has an entry in the shard's table. A table doubles when it is full of keys whose
-//! windows run, up to its part of `max_keys`. After that, new keys share entries. Shards are small,
-//! so that no charge waits long while one grows. The key that a shard refused last is refused again
-//! without the lock.
+//! A key's hash selects a shard, so that all of its quotas are charged under one lock, each in an
+//! entry of the shard's table. A table doubles when it is full of keys whose windows run, up to its
+//! part of `max_keys`. After that, new keys share entries. Shards are small, so that no charge
+//! waits long while one grows. The key that a shard refused last is refused again without the lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,7 +39,6 @@ use locked::{LockedShard, LockedShards};
 use shard::{CountedIn, Home, Shard, max_bytes};
 use time::{Reading, Time};
 
-/// The overflow is logged at most once in this time, in milliseconds.
 const MINUTE: i64 = 60_000;
 
 /// Counters in memory: exact under concurrency, bounded by construction, without a task in the
@@ -49,113 +47,86 @@ const MINUTE: i64 = 60_000;
 /// The counters end with the process, and a new one grants full limits. With the feature `saved`,
 /// `MemoryStore::open` keeps them in a file, for quotas of a day, a month or a year on one node.
 ///
-/// Clones share their counters. The name of the limit separates quotas (those without a
-/// name are separate, too), so one store can serve all of them.
+/// Clones share their counters. One store can serve all quotas: the limit's name separates them,
+/// and those without a name are separate, too.
 ///
 /// # Memory
 ///
 /// A store holds `max_keys` entries, a million by default: one for each quota of each key in its
-/// current window. It takes at most 36.3 bytes per entry of `max_keys` (32 bytes in a table that is
-/// 10/11 full, and 1/32 of that for the overflow), up to 1.2 kB of rounding for each of its shards,
-/// and half a shard's table while it doubles: 36.6 MB for a million, see
-/// [`max_bytes`](Self::max_bytes).
+/// current window. It takes at most 36.3 bytes for each of `max_keys` (32 in a table that is 10/11
+/// full, and 1/32 of that for the overflow), up to 1.2 kB of rounding for each shard, and half a
+/// shard's table while it doubles: 36.6 MB for a million. With fewer keys it takes less: at first
+/// 0.6 kB for each of the 256 shards of a million entries, then about 35 to 70 bytes per key.
 ///
-/// With fewer keys it takes less: at first 0.6 kB for each of the 256 shards of a million
-/// entries, then about 35 to 70 bytes for each key. A shard's table doubles when a key finds no
-/// room in it. For that request, this takes about 0.1 ms in a store of a million, and requests with
-/// keys in the same shard wait. Other charges of one or two quotas allocate nothing; charges of
-/// more allocate the list of standings in the [`Decision`]. For resets, the store also keeps the
-/// windows that each name is charged under: a few hundred bytes, and at most 0.3 MB for 1,024 of
-/// them. Beyond that, a reset is an error.
+/// A shard's table doubles when a key finds no room in it: in a store of a million, that request
+/// and others with keys in the shard wait for about 0.1 ms. Other charges of one or two quotas
+/// allocate nothing; of more, the list of standings in the [`Decision`]. For resets, the store
+/// keeps the windows that each name is charged under: a few hundred bytes, and at most 0.3 MB for
+/// 1,024 of them. Beyond that, a reset is an error.
 ///
-/// If running windows hold every entry that a new key could use, it shares one of a fixed set of
-/// overflow entries with other keys. It may then be refused too early, never too late. Keys with an
-/// entry keep their count, so a flood of keys brings no fresh counts. An overflow entry is empty
-/// one full window after its last charge. The store logs a warning once in that time, and at most
-/// once a minute: see [`overflowed`](Self::overflowed).
+/// A new key shares an overflow entry when running windows hold every entry that it could use. It
+/// may then be refused too early, never too late, and other keys keep their count
+/// ([the guide](crate::guide::operating#memory), [S30](crate::guide::semantics#stores)).
 ///
 /// ```
-/// use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
+/// use tower_fixed_window::testing::block_on;
+/// use tower_fixed_window::{Limit, MemoryStore, Quota};
 ///
 /// let store = MemoryStore::with_max_keys(100_000);
-/// assert!(store.live_entries() == 0 && store.max_bytes() <= 3_750_000);
-/// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store.clone()));
-/// let search = FixedWindowLayer::new(Quota::per_minute(30).name("search").store(store));
-/// # let _ = (login, search);
+/// assert!(store.max_bytes() <= 3_750_000);
+/// let plan = Quota::per_minute(5).and(Quota::per_hour(50));
+/// let plan = Limit::new(plan).name("plan").store(store.clone());
+/// let login = Quota::per_minute(5).name("login").store(store.clone());
+/// block_on(plan.check("alice")).unwrap();
+/// block_on(login.check("alice")).unwrap();
+/// assert_eq!((store.live_entries(), store.overflowed()), (3, 0));
 /// ```
 #[derive(Clone)]
 pub struct MemoryStore {
     memory: Arc<Memory>,
-    /// The saver of a store with a file. It ends with the last clone.
     #[cfg(feature = "saved")]
     saver: Option<Arc<Saver>>,
 }
 
 struct Memory {
     shards: Sharded<LockedShard>,
-    /// The most buckets of a shard's table.
     buckets: usize,
     counters: ChargedQuotas,
     time: Time,
     max_keys: usize,
-    /// When the overflow may be logged again.
     quiet_until: AtomicU64,
     #[cfg(feature = "saved")]
     error_if_broken: bool,
 }
 
 impl MemoryStore {
-    /// Returns the most memory that the counters can take, in bytes: with all shards at their
-    /// maximal size, while one has just doubled and still holds its old table. (If several threads
-    /// double a shard at the same instant, 69 kB more for each.)
+    /// Returns the most bytes that the counters can take: with all shards at their maximal size,
+    /// one still with its old table. (If several threads double a shard at the same instant, 69 kB
+    /// more for each.)
     pub fn max_bytes(&self) -> usize {
         let Memory { shards, buckets, .. } = &*self.memory;
         max_bytes(shards.count(), *buckets).saturating_add(shards.bytes())
     }
 
-    /// Returns how many entries belong to keys whose windows run. Together with `max_keys` it shows
-    /// how full the store is. Keys that share overflow entries are not included.
+    /// Returns how many entries belong to keys whose windows run, without those that share overflow
+    /// entries: with `max_keys`, how full the store is.
     ///
     /// This scans every entry and locks one shard after the other: about 2 ms for a million
     /// entries, in which a charge may wait up to 0.1 ms. Use it for metrics, not in requests.
-    ///
-    /// ```
-    /// use tower_fixed_window::testing::block_on;
-    /// use tower_fixed_window::{Limit, MemoryStore, Quota};
-    ///
-    /// let store = MemoryStore::new();
-    /// let quotas = Quota::per_minute(5).and(Quota::per_hour(50));
-    /// let limiter = Limit::new(quotas).store(store.clone());
-    /// block_on(limiter.check("alice")).unwrap();
-    /// assert_eq!(store.live_entries(), 2); // one entry for each quota
-    /// ```
     pub fn live_entries(&self) -> usize {
         let now = self.memory.time.now().at;
         self.memory.shards.iter().map(|shard| shard.lock().live(now)).sum()
     }
 
-    /// Returns how many charges had no entry of their own since the store was created. 0 means that
-    /// the store is large enough. If it grows, a client sends requests with ever new keys, or
-    /// `max_keys` is too small.
-    ///
-    /// ```
-    /// use tower_fixed_window::testing::block_on;
-    /// use tower_fixed_window::{Limit, MemoryStore, Quota};
-    ///
-    /// let store = MemoryStore::with_max_keys(100);
-    /// let limiter = Limit::new(Quota::per_minute(5)).store(store.clone());
-    /// for invented in 0..1_000 {
-    ///     block_on(limiter.check(invented)).unwrap();
-    /// }
-    /// assert!(store.overflowed() > 0);
-    /// ```
+    /// Returns how many charges had no entry of their own since the store was created. If it grows,
+    /// a client sends requests with ever new keys, or `max_keys` is too small.
     pub fn overflowed(&self) -> u64 {
         self.memory.shards.iter().map(|shard| shard.lock().overflowed).sum()
     }
 
-    /// Sets the gauges `tower_fixed_window_tracked_keys` and `tower_fixed_window_max_keys`, with
-    /// this name as the label `store`. Call it where your metrics are read, or on a timer. It takes
-    /// as long as [`live_entries`](Self::live_entries). `docs/observing.md` has an example.
+    /// Sets the [metrics](crate::guide::observing#metrics) with the label `store`, to this name.
+    /// Call it where they are read, or on a timer: it takes as long as
+    /// [`live_entries`](Self::live_entries).
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn record_metrics(&self, name: &str) {
@@ -166,20 +137,19 @@ impl MemoryStore {
         }
     }
 
-    /// Returns a number that is the same for all clones, while there is one.
+    /// The same for all clones, while there is one.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.memory).addr()
     }
 
-    /// Sets the time of the shards to a reading, or to the exact time if one of them has a later
-    /// one: while this call waited for the lock, another may have given a key's entry to a new key.
-    /// By the older reading, this key's window would still run, with nothing counted.
+    /// If a shard has a later time than the reading, takes the exact one: while this call waited
+    /// for the lock, another may have given a key's entry to a new key. By the older reading, this
+    /// key's window would still run, with nothing counted.
     #[inline(always)]
     fn enter<const L: usize>(&self, now: Reading, locked: &mut LockedShards<'_, L>) -> Reading {
         locked.enter(now).unwrap_or_else(|| self.now_again(locked))
     }
 
-    /// Returns the exact time, and sets the shards' time to it, also if the clock has stepped back.
     #[cold]
     fn now_again<const L: usize>(&self, locked: &mut LockedShards<'_, L>) -> Reading {
         let now = self.memory.time.now();
@@ -187,8 +157,8 @@ impl MemoryStore {
         now
     }
 
-    /// Sets a shard's time to an exact one, and that of all others if the clock has stepped back:
-    /// what was counted ahead ends a window from now also where no key is charged until then.
+    /// Where the clock has stepped back, all shards follow: what was counted ahead ends a window
+    /// from now also where no key is charged until then.
     fn go_by(&self, now: Reading, shard: &mut Shard) {
         if shard.is_unallocated() {
             shard.allocate(now.at, self.memory.buckets);
@@ -203,7 +173,6 @@ impl MemoryStore {
         }
     }
 
-    /// Locks the shard of a key, and returns the time in it.
     fn find(&self, scope: &Scope, key: &Key) -> (i64, LockedShards<'_, 1>) {
         let now = self.memory.time.now();
         let (shard, hash) = self.memory.shards.shard_of(scope, key);

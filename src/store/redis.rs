@@ -44,56 +44,43 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 ///
 /// Each decision is one round trip: a script reads the server's clock and charges all quotas of a
 /// key atomically. So counts are exact for any number of nodes, whatever their clocks show.
-/// Concurrent decisions share a call, up to 128 of them, and are decided there in order of arrival.
-/// The number of calls in flight follows the distance to the server. Each decision keeps its own
-/// deadline, and a decision that is dropped or late before it was sent is never sent.
+/// Up to 128 concurrent decisions share a call, and are decided in order of arrival; the distance
+/// to the server limits the calls in flight.
 ///
 /// ```no_run
-/// use tower_fixed_window::store::RedisStore;
-/// use tower_fixed_window::{FixedWindowLayer, Quota};
+/// use std::time::Duration;
+/// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
 ///
-/// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-/// let store = RedisStore::new("redis://127.0.0.1/")?;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
+/// let store = RedisStore::new("redis://127.0.0.1/")?
+///     .prefix("shop")
+///     .deadline(Duration::from_millis(100));
+/// store.ping().await?;
 /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store.clone()));
-/// let search = FixedWindowLayer::new(Quota::per_minute(30).name("search").store(store));
-/// # let _ = (login, search); Ok(()) }
+/// assert_eq!(store.fallback().live_entries(), 0);
+/// # let _ = login; Ok(()) }
 /// ```
 ///
-/// # When Redis is down
-///
-/// If it is created in a tokio runtime, the store connects immediately, else with the first call.
-/// It reconnects when there is a request without a connection. Redis does not have to be up when
-/// the store is created. The store checks a connection that was idle for a second before it uses
-/// it, so that requests are not decided elsewhere because the network dropped the connection. A
-/// call fails if there is no answer within 250 ms ([`deadline`](Self::deadline)). If there was no
-/// connection for that time, calls fail immediately until there is one. The layer's policy decides
-/// what happens then ([`OnStoreFailure`](crate::OnStoreFailure)). A call whose outcome is unknown
-/// is not sent again. The exception is the client of a cluster, which may resend after a lost
-/// connection. A request that is sent twice counts twice: some are refused early, and none is let
-/// through above the limit. A refund that is sent twice comes back twice, and as many more tokens
-/// pass.
+/// In a tokio runtime, the store connects when it is created, else with the first call; Redis does
+/// not have to be up. Calls end by the [`deadline`](Self::deadline), 250 ms by default, and while
+/// Redis is down, the policy decides ([`on_failure`](Self::on_failure)). A call whose outcome is
+/// unknown is not sent again, but the client of a cluster may do so: then a charge counts twice,
+/// and a refund comes back twice. [The guide](crate::guide::many_nodes#when-redis-is-down) has the
+/// rest.
 ///
 /// # What is in Redis
 ///
 /// There is one hash for each scope and key, such as `tfw1:{login:talice}`: the version of the
 /// layout, and in braces (one slot of a cluster) the name and
 /// [`Key::readable`](crate::Key::readable). A field for each quota is named by its windows
-/// ([`Quota::counter`](crate::Quota::counter)) and holds one number: the start of the window in
-/// microseconds, plus the tokens used in it. Here, three tokens are used in the minute that began
-/// at 1700000040:
-///
-/// ```text
-/// > HGETALL tfw1:{login:talice}
-/// 1) "60000+0"
-/// 2) "1700000040000003"
-/// ```
+/// ([`Quota::counter`](crate::Quota::counter)) and holds the window's start in microseconds, plus
+/// the tokens used in it: [an example](crate::guide::many_nodes#inspecting-counters).
 ///
 /// Counts that don't fit this number are text, `used@start`, with the start in milliseconds: 1,000
 /// tokens or more for each millisecond of the window, counts that take n windows to return
 /// (followed by `*n`: debt, rollover), counts below 0 (rollover), and those of
-/// [`from_first_request`](crate::Quota::from_first_request). Counts in windows of a calendar are
-/// always text, with the end of the window and its number, since the script does not know the
-/// lengths of these windows:
+/// [`from_first_request`](crate::Quota::from_first_request). Counts on a calendar are always text,
+/// with the end of the window, whose length the script does not know, and its number:
 ///
 /// ```text
 /// > HGETALL tfw1:{plan:talice}
@@ -101,25 +88,11 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// 2) "3812@1773547200000-1776225600000#674"
 /// ```
 ///
-/// The key expires when the last of its counts has returned. To reset a key, delete it.
-///
-/// Other values fail the call. Nothing else should write to these keys.
-///
-/// ```no_run
-/// use std::time::Duration;
-/// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
-///
-/// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-/// let store = RedisStore::new("redis://127.0.0.1/")?
-///     .prefix("shop")
-///     .deadline(Duration::from_millis(100));
-/// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store.clone()));
-/// assert_eq!(store.fallback().live_entries(), 0);
-/// # let _ = login; Ok(()) }
-/// ```
+/// The key expires when the last of its counts has returned. To reset a key, delete it. Nothing
+/// else should write to these keys: other values fail the call.
 pub type RedisStore = Remote<Redis>;
 
-/// What can be set of a [`RedisStore`] only.
+/// The settings of a [`RedisStore`] alone.
 #[derive(Clone)]
 pub struct Redis {
     calls: Calls,
@@ -129,8 +102,7 @@ pub struct Redis {
 
 impl RedisStore {
     /// Creates a store for the server at an address such as `redis://user:password@host:6379/0`,
-    /// `rediss://` for TLS (feature `redis-tls`), or `unix:///run/redis.sock`. It connects
-    /// immediately in a tokio runtime, else with the first call.
+    /// `rediss://` for TLS (feature `redis-tls`), or `unix:///run/redis.sock`.
     ///
     /// # Errors
     /// If the address is not valid. A server that does not answer is not an error.
@@ -139,19 +111,8 @@ impl RedisStore {
         Client::open(address).map(Self::client).map_err(wrong)
     }
 
-    /// Creates a store for the server of a [`Client`], with its certificates.
-    ///
-    /// ```no_run
-    /// use redis::{Client, TlsCertificates};
-    /// use tower_fixed_window::store::RedisStore;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # #[cfg(feature = "redis-tls")] {
-    /// let root_cert = Some(std::fs::read("ca.pem")?);
-    /// let certificates = TlsCertificates { client_tls: None, root_cert };
-    /// let store = RedisStore::client(Client::build_with_tls("rediss://redis.internal/", certificates)?);
-    /// # let _ = store; } Ok(()) }
-    /// ```
+    /// Creates a store for the server of a [`Client`], such as one with certificates of your own
+    /// (`Client::build_with_tls`).
     pub fn client(client: Client) -> Self {
         let name = server_name(&client);
         let number = client.get_connection_info().redis_settings().db();
@@ -167,20 +128,15 @@ impl RedisStore {
         this
     }
 
-    /// Creates a store that connects with a closure, for set-ups without a constructor here. The
-    /// store calls the closure again when a connection is lost, is silent, or leads to a replica,
-    /// also while an earlier call is in flight. The closure has 5 s.
+    /// Creates a store that connects with a closure, for set-ups without a constructor here. It is
+    /// called again when a connection is lost, is silent, or leads to a replica, also while an
+    /// earlier call is in flight. It has 5 s.
     ///
     /// ```no_run
-    /// use tower_fixed_window::store::RedisStore;
-    ///
-    /// async fn address() -> String {
-    ///     // ... from your service discovery
-    ///     # String::new()
-    /// }
-    ///
+    /// # use tower_fixed_window::store::RedisStore;
+    /// # async fn address() -> String { String::new() }
     /// let store = RedisStore::connecting(|| async {
-    ///     let client = redis::Client::open(address().await)?;
+    ///     let client = redis::Client::open(address().await)?; // from your service discovery
     ///     client.get_multiplexed_async_connection().await
     /// });
     /// # let _ = store;
@@ -197,16 +153,8 @@ impl RedisStore {
         }))
     }
 
-    /// Creates a store for a cluster.
-    ///
-    /// ```no_run
-    /// use redis::cluster::ClusterClient;
-    /// use tower_fixed_window::store::RedisStore;
-    ///
-    /// # fn main() -> Result<(), redis::RedisError> {
-    /// let store = RedisStore::cluster(ClusterClient::new(["redis://10.0.0.1/", "redis://10.0.0.2/"])?);
-    /// # let _ = store; Ok(()) }
-    /// ```
+    /// Creates a store for a cluster, by a [`ClusterClient`](redis::cluster::ClusterClient) of its
+    /// nodes.
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
         Self::from_cluster(move |connecting, answering| {
@@ -215,9 +163,9 @@ impl RedisStore {
         })
     }
 
-    /// Creates a store for the master that Sentinels name. The store asks all Sentinels
-    /// concurrently, each with a client of its own that `client` creates, so that a silent one
-    /// causes no delay. It asks again after a failover.
+    /// Creates a store for the master that Sentinels name. It asks all of them concurrently, each
+    /// with a client of its own that `client` creates, so that a silent one causes no delay. It
+    /// asks again after a failover.
     ///
     /// ```
     /// use redis::sentinel::{SentinelClient, SentinelServerType};
@@ -262,8 +210,8 @@ impl RedisStore {
         })))
     }
 
-    /// Creates a store for a simulated cluster. `open` has how long to wait for a connection, if
-    /// not as long as the app has set, and for each answer.
+    /// `open` has how long to wait for a connection, if not as long as the app has set, and for
+    /// each answer.
     #[cfg(tfw_sim)]
     pub fn cluster_opened_by<F, R, C>(open: F) -> Self
     where
@@ -274,8 +222,7 @@ impl RedisStore {
         Self::from_cluster(open)
     }
 
-    /// Creates a store for the master that simulated Sentinels name. `open` asks the Sentinel of a
-    /// number, and connects to its master.
+    /// `open` asks the Sentinel of a number, and connects to its master.
     #[cfg(tfw_sim)]
     pub fn sentinels_asked_by<F, R, C>(sentinels: usize, open: F) -> Self
     where
@@ -288,7 +235,6 @@ impl RedisStore {
         })
     }
 
-    /// Creates a store for a cluster, by a closure that opens the library's connection.
     #[cfg(feature = "redis-cluster")]
     fn from_cluster<F, R, C>(open: F) -> Self
     where
@@ -307,7 +253,6 @@ impl RedisStore {
         Self::in_time(calls.in_time(), breaker, Redis { calls, database: None })
     }
 
-    /// Changes how the same counts are called.
     fn with_calls(mut self, change: impl FnOnce(&mut Calls)) -> Self {
         change(&mut self.settings.calls);
         let in_time = self.settings.calls.in_time();
@@ -326,42 +271,21 @@ impl RedisStore {
             "a prefix of keys has no braces: write .prefix(\"shop\") for keys like shop:tfw1:{{login:talice}}"
         );
         let this = self.with_calls(|calls| calls.commands = Commands::new(&format!("{prefix}:")));
-        // Another prefix has other counters.
         this.with_other_counts()
     }
 
-    /// Sends each decision in a call of its own, instead of sharing calls.
-    ///
-    /// This is needed behind a proxy that distributes keys over several servers and looks only at
-    /// the first key of a call, such as Twemproxy and Envoy: other keys would be counted on the
-    /// wrong server. A cluster does not need this: it refuses such calls without executing them,
-    /// and the store then stops sharing calls.
-    ///
-    /// ```
-    /// use tower_fixed_window::store::RedisStore;
-    ///
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://proxy:6379/")?.one_by_one();
-    /// # let _ = store; Ok(()) }
-    /// ```
+    /// Sends each decision in a call of its own. This is needed behind a proxy that distributes
+    /// keys over several servers and looks only at the first key of a call, such as Twemproxy and
+    /// Envoy: other keys would be counted on the wrong server. A [cluster](Self::cluster) refuses
+    /// such calls without executing them, and the store then stops sharing calls by itself.
     #[must_use]
     pub fn one_by_one(self) -> Self {
         self.with_calls(|calls| calls.one_by_one = true)
     }
 
-    /// Sends a decision and a reset, for a key of its own. Use it in apps that must fail at startup
-    /// if Redis can't be reached, refuses the password, denies permissions, or takes no writes.
-    /// (Without it, an app starts without Redis and connects later.) On a cluster, the calls go to
-    /// one shard.
-    ///
-    /// ```no_run
-    /// use tower_fixed_window::store::RedisStore;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?;
-    /// store.ping().await?;
-    /// # Ok(()) }
-    /// ```
+    /// Sends a decision and a reset, for a key of its own: for apps that must fail at startup if
+    /// Redis can't be reached, refuses the password, denies permissions, or takes no writes. Others
+    /// start without Redis and connect later. On a cluster, the calls go to one shard.
     ///
     /// # Errors
     /// If Redis does not answer within the deadline, or returns an error.
@@ -383,8 +307,7 @@ impl RedisStore {
         this.remember_refusals(Duration::ZERO).on_failure(OnStoreFailure::Deny)
     }
 
-    /// Returns a text that stores share if these have the same counts, as far as that is known
-    /// before they connect.
+    /// Stores share it if they have the same counts, as far as that is known before they connect.
     pub(crate) fn identity(&self) -> String {
         match &self.settings.database {
             Some(database) => format!("{database} {}", self.settings.calls.commands.prefix),
@@ -404,9 +327,9 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     /// Creates a store for an open connection: a `MultiplexedConnection`, a `ConnectionManager`, a
-    /// `ClusterConnection`. The connection has to reconnect itself when it is lost: the store sends
-    /// a `PING` after a second without calls, and another one if that fails. A store of
-    /// [`RedisStore::new`] reconnects by itself.
+    /// `ClusterConnection`. It has to reconnect itself when it is lost, unlike a store of
+    /// [`RedisStore::new`]: the store sends a `PING` after a second without calls, and another one
+    /// if that fails.
     fn from(connection: C) -> Self {
         Self::from_origin(Origin::given(connection))
     }

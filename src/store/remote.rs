@@ -1,6 +1,6 @@
 //! A store elsewhere: [`Remote`].
 //!
-//! A `Remote` answers a charge from what this process knows of its counts. If that is not enough,
+//! A `Remote` answers a charge from what this process knows of its counts; if that is not enough,
 //! it asks the store; while the store fails, the policy decides:
 //!
 //! ```text
@@ -19,16 +19,14 @@
 //! Peeks begin at 2. Corrections and resets are calls, too. When they begin and when they end, a
 //! correction forgets the refusals of its key, and a reset forgets all facts.
 //!
-//! The nouns, those of the first line here and the others in the file of their name or of the one
-//! before them:
+//! The nouns, which stand here or in the file of their name:
 //!
-//! - `Remote`: a handle. `Caller`: has its settings, makes its calls, and stands in (2, 3, 4).
-//!   `Node`: the state that all handles of a store have in common in this process.
+//! - `Remote`: a handle. `Caller`: its settings, its calls, and how it stands in (2, 3, 4).
+//!   `Node`: what all handles of a store have in common in this process.
 //! - `Known`: a table of facts, and marks of keys that have changed (1, 3). `Fact`: a count as the
 //!   store last showed it, and until when it refuses. `Sent`: when a question was sent, and the
 //!   key's mark then.
-//! - `Breaker`: stops calls to a store that keeps failing.
-//! - `Outage`: the log of failures.
+//! - `Breaker`: stops calls to a store that keeps failing. `Outage`: the log of failures.
 //!
 //! Times are this process's. `Known` computes how far the store's clock is ahead.
 
@@ -56,7 +54,6 @@ pub(super) use breaker::Breaker;
 use known::{Known, Sent};
 use outage::Outage;
 
-/// The deadline by default.
 const DEADLINE: Duration = Duration::from_millis(250);
 
 const UNREADABLE: &str = "a key of the rate limiter holds what is none of its counts, and requests \
@@ -65,13 +62,12 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 
 /// A store that is called over a network, or that can fail, with what its limiters need for that: a
 /// deadline and a breaker (S32), memory that counts while the store fails (S33), and what this
-/// process knows of its counts (S34). It says once how all of its limiters talk to the store.
+/// process knows of its counts (S34).
 ///
-/// Clones share what is known and the memory. So a reset through one layer takes effect in all.
+/// Clones share what is known and the memory, so a reset through one layer takes effect in all.
 /// Make one `Remote` for a store, and clones of it for layers, also for those with other settings.
 ///
-/// `S` is what one kind of store lets its users set besides: `RedisStore` is a `Remote` with the
-/// settings of Redis. A `Remote` around a store of yours has none.
+/// `S` is what one kind of store lets its users set besides, as `RedisStore` does.
 ///
 /// ```
 /// use std::time::Duration;
@@ -101,7 +97,6 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 /// ```
 pub struct Remote<S = ()> {
     pub(crate) caller: Arc<Caller>,
-    /// What the store lets its users set, beside what all have in common.
     pub(super) settings: S,
 }
 
@@ -131,7 +126,7 @@ impl<S> Remote<S> {
         Self { caller: Arc::new(caller), settings }
     }
 
-    /// Returns another handle, whose outages are logged anew.
+    /// Outages of the new handle are logged anew.
     fn with(self, change: impl FnOnce(&mut Caller)) -> Self {
         let mut caller = Caller {
             store: Arc::clone(&self.caller.store),
@@ -159,54 +154,21 @@ impl<S> Remote<S> {
 
     /// Sets how long this process remembers a refusal, which it then answers without a call: for
     /// the same or a higher cost, under the same or a lower limit, and no longer than until the
-    /// charge could pass. The default is one second, so a refused key causes at most one call in a
-    /// second.
+    /// charge could pass. By default one second: a refused key causes at most one call in it.
     ///
-    /// What this process changes takes effect at once: resets, refunds, true costs, limits. What
-    /// another process changes takes effect when the refusal is forgotten. [`Duration::ZERO`]
-    /// remembers nothing. [`Duration::MAX`] remembers until the charge could pass: the fewest
-    /// calls, but a key that another process resets is refused here until then.
-    ///
-    /// ```no_run
-    /// # #[cfg(feature = "redis")]
-    /// use std::time::Duration;
-    /// # #[cfg(feature = "redis")]
-    /// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
-    ///
-    /// # #[cfg(not(feature = "redis"))] fn main() {}
-    /// # #[cfg(feature = "redis")]
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// // The counts of logins are never reset, and guessing goes on for long.
-    /// let store = RedisStore::new("redis://127.0.0.1/")?.remember_refusals(Duration::MAX);
-    /// let login = FixedWindowLayer::new(Quota::per_hour(5).name("login").store(store));
-    /// # let _ = login; Ok(()) }
-    /// ```
+    /// Resets, refunds, true costs and limits of this process take effect at once, those of another
+    /// one when the refusal is forgotten. [`Duration::ZERO`] remembers nothing. [`Duration::MAX`]
+    /// remembers until the charge could pass, also if another process resets the key: the fewest
+    /// calls, for counts that are never reset, such as those of logins.
     #[must_use]
     pub fn remember_refusals(self, duration: Duration) -> Self {
         let remember = duration.as_millis().try_into().unwrap_or(i64::MAX);
         self.with(|caller| caller.remember = remember)
     }
 
-    /// Sets what happens to requests while the store fails. By default, this process enforces the
-    /// same quotas in its memory (at most one further limit passes for each process). With
-    /// [`Allow`](OnStoreFailure::Allow) and [`Deny`](OnStoreFailure::Deny), a
-    /// [`Limiter`](crate::Limiter) returns the error.
-    ///
-    /// ```no_run
-    /// # #[cfg(feature = "redis")]
-    /// use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RedisStore};
-    ///
-    /// # #[cfg(not(feature = "redis"))] fn main() {}
-    /// # #[cfg(feature = "redis")]
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?;
-    /// let search = Quota::per_minute(30).name("search").store(store.clone());
-    /// let search = FixedWindowLayer::new(search);
-    /// // No password is tried while Redis is down.
-    /// let store = store.on_failure(OnStoreFailure::Deny);
-    /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store));
-    /// # let _ = (search, login); Ok(()) }
-    /// ```
+    /// Sets what happens to requests while the store fails, as [`OnStoreFailure`] says: by default,
+    /// [`Local`](OnStoreFailure::Local). With the others, a [`Limiter`](crate::Limiter) returns the
+    /// error.
     #[must_use]
     pub fn on_failure(self, policy: OnStoreFailure) -> Self {
         self.with(|caller| caller.on_failure = policy)
@@ -217,13 +179,13 @@ impl<S> Remote<S> {
         &self.caller.node.fallback
     }
 
-    /// Returns a number that handles have in common if, and only if, they have the same counts.
+    /// Handles have it in common if, and only if, they have the same counts.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.caller.node).addr()
     }
 }
 
-/// Makes a store that ends its calls by a deadline itself, and reports them to the breaker.
+/// The store ends its calls by a deadline itself, and reports them to the breaker.
 pub(super) type InTime = Arc<dyn Fn(Duration) -> Arc<dyn Store> + Send + Sync>;
 
 #[cfg(feature = "redis")]
@@ -233,7 +195,6 @@ impl<S> Remote<S> {
         Self::of_parts(store, breaker, Some(in_time), settings)
     }
 
-    /// Changes how the same counts are called.
     pub(super) fn with_store(self, in_time: InTime) -> Self {
         self.with(|caller| {
             caller.store = in_time(caller.deadline.unwrap_or(Duration::MAX));
@@ -241,7 +202,7 @@ impl<S> Remote<S> {
         })
     }
 
-    /// Returns a handle of other counts, under the same breaker.
+    /// Under the same breaker.
     pub(super) fn with_other_counts(self) -> Self {
         let breaker = Arc::clone(&self.caller.node.breaker);
         self.with(|caller| caller.node = Arc::new(Node { breaker, ..Node::default() }))
@@ -277,8 +238,8 @@ impl<S: Send + Sync + 'static> Store for Remote<S> {
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         if adjust.is_local() {
-            // The tokens return to the memory that granted them, never to the store: also by a
-            // handle with another policy.
+            // To the memory that granted the tokens, never to the store: also by a handle of
+            // another policy.
             return self.fallback().adjust(adjust);
         }
         let (account, adjust) = (adjust.account().to_owned(), adjust.to_owned());
@@ -304,7 +265,6 @@ impl<S: Send + Sync + 'static> Store for Remote<S> {
             let (scope, key) = &id;
             let answer = caller.call_store(scope, key, |store| store.reset(scope, key)).await;
             drop(forget);
-            // The key is reset only if both have reset it.
             answer.and(local)
         })
     }
@@ -339,31 +299,26 @@ impl<S> fmt::Debug for Remote<S> {
     }
 }
 
-/// The state that all handles of a store have in common in this process.
 #[derive(Default)]
 struct Node {
     known: Known,
     breaker: Arc<Breaker>,
-    /// The memory that counts while the store fails.
     fallback: MemoryStore,
 }
 
-/// Makes the calls of a handle.
 pub(crate) struct Caller {
     pub(super) store: Arc<dyn Store>,
-    /// Makes the store anew for another deadline, if it keeps deadlines itself.
+    /// If the store keeps deadlines itself.
     in_time: Option<InTime>,
     node: Arc<Node>,
-    /// How long a call may take, if that is bounded.
     pub(super) deadline: Option<Duration>,
-    /// How long refusals are remembered, in milliseconds.
+    /// In milliseconds.
     remember: i64,
     on_failure: OnStoreFailure,
     outage: Outage,
 }
 
 impl Caller {
-    /// Returns how requests are answered while the store fails.
     fn meanwhile(&self) -> Meanwhile {
         match self.on_failure {
             OnStoreFailure::Local => Meanwhile::Local,
@@ -372,13 +327,12 @@ impl Caller {
         }
     }
 
-    /// Returns the refusal of a charge that follows from known facts.
     pub(super) fn known_refusal(&self, charge: Charge<'_>) -> Option<Decision> {
         self.look_up(&charge).ok()
     }
 
-    /// Returns the refusal of a charge by those of its lines that known facts refuse, else what to
-    /// note the answer with, for each line.
+    /// Returns the refusal by those lines that known facts refuse, else what to note the answer
+    /// with.
     fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Vec<Sent>> {
         if charge.is_peek() || self.remember == 0 {
             return Err(Vec::new());
@@ -396,7 +350,6 @@ impl Caller {
         refusals.map(Merging::done).ok_or(all_sent)
     }
 
-    /// Answers in place of the store, which gave this error.
     pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
         for (account, _) in charge.lines().filter(|_| !charge.is_peek()) {
             account.scope().observe().without_store(self.meanwhile());
@@ -410,7 +363,6 @@ impl Caller {
         }
     }
 
-    /// Calls the store, if the breaker allows it. The call ends by the deadline.
     async fn call_store<T>(
         &self,
         scope: &Scope,
@@ -453,7 +405,6 @@ impl Caller {
     }
 }
 
-/// Awaits a reply. Returns an error if it is late.
 async fn with_deadline<T>(
     deadline: Option<Duration>,
     reply: impl Future<Output = Result<T, StoreError>>,
@@ -470,8 +421,7 @@ async fn with_deadline<T>(
     reply.await
 }
 
-/// Forgets now, and again when the guard is dropped with the reply: answers in between may be
-/// outdated.
+/// Now, and again when the guard is dropped with the reply: answers in between may be outdated.
 fn forget_around_call<F: Fn()>(forget: F) -> AtEnd<F> {
     forget();
     AtEnd(forget)

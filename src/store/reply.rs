@@ -1,5 +1,5 @@
-//! The answer of a store, [`Reply`], which may contain its value already; why there is none,
-//! [`StoreError`]; and the policy for that, [`OnStoreFailure`].
+//! The answer of a store, [`Reply`]; why there is none, [`StoreError`]; and the policy for that,
+//! [`OnStoreFailure`].
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -32,7 +32,6 @@ enum When<T> {
     Later(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
 }
 
-// Nothing in a reply is pinned in place: the future is boxed.
 impl<T> Unpin for Reply<T> {}
 
 impl<T> Reply<T> {
@@ -47,12 +46,10 @@ impl<T> Reply<T> {
         Self(When::Later(Box::pin(future)))
     }
 
-    /// Returns the reply, or one that has failed since it could not be made.
     pub(crate) fn of(made: Result<Self, StoreError>) -> Self {
         made.unwrap_or_else(|error| Self::from(Err(error)))
     }
 
-    /// Converts the value of the reply.
     pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
     where
         T: Send + 'static,
@@ -63,8 +60,8 @@ impl<T> Reply<T> {
         }
     }
 
-    /// Runs the reply in the background: a correction never delays a response (S14). Outside of a
-    /// tokio runtime, a reply that comes later may be lost.
+    /// In the background: a correction never delays a response (S14). Outside of a tokio runtime, a
+    /// reply that comes later may be lost.
     pub(crate) fn detach(self)
     where
         T: Send + 'static,
@@ -78,7 +75,6 @@ impl<T> Reply<T> {
         let _ = Pin::new(&mut later).poll(&mut Context::from_waker(Waker::noop()));
     }
 
-    /// Returns the answer if it is there, to read and to change.
     pub(crate) fn as_now(&mut self) -> Option<&mut Result<T, StoreError>> {
         match &mut self.0 {
             When::Now(answer) => answer.as_mut(),
@@ -86,7 +82,6 @@ impl<T> Reply<T> {
         }
     }
 
-    /// Lets `note` change a value that is there.
     #[inline(always)]
     pub(crate) fn noted(mut self, note: impl FnOnce(&mut T)) -> Self {
         if let Some(Ok(value)) = self.as_now() {
@@ -109,7 +104,7 @@ impl<T> Reply<T> {
 }
 
 impl Reply<()> {
-    /// Waits for all replies. Returns the error of the first that has failed.
+    /// The error is that of the first that has failed.
     pub(crate) fn all(replies: Vec<Self>) -> Self {
         let mut answer = Ok(());
         let mut later = Vec::new();
@@ -139,7 +134,6 @@ impl Reply<()> {
 }
 
 impl<T> From<Result<T, StoreError>> for Reply<T> {
-    /// Creates a reply that is done or has failed.
     #[inline]
     fn from(answer: Result<T, StoreError>) -> Self {
         Self(When::Now(Some(answer)))
@@ -185,19 +179,17 @@ pub struct StoreError {
     code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
     fault: Fault,
-    /// What the policy says of the request, if there is one.
     policy: Option<OnStoreFailure>,
 }
 
-/// The part of a store that an error blames.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fault {
     Store,
-    /// None: the store was not called.
+    /// The store was not called.
     Unsent,
     /// This one key: the store works.
     Key,
-    /// None: the store works, but can't charge several limits in one step. Nothing was done.
+    /// The store works, but can't charge several limits in one step. Nothing was done.
     Apart,
 }
 
@@ -208,8 +200,7 @@ impl StoreError {
         Self { message, code: None, source: None, fault: Fault::Store, policy: None }
     }
 
-    /// Creates an error with a source. `Display` does not show the source, since it may contain an
-    /// address.
+    /// Creates an error with a source, which `Display` does not show: it may contain an address.
     pub fn with_source(
         message: impl Into<Cow<'static, str>>,
         source: impl Into<Box<dyn Error + Send + Sync>>,
@@ -217,25 +208,22 @@ impl StoreError {
         Self { source: Some(Arc::from(source.into())), ..Self::new(message) }
     }
 
-    /// Adds a code that says more, and contains no secret.
+    /// The code contains no secret.
     #[cfg(feature = "redis")]
     pub(crate) fn with_code(self, code: &str) -> Self {
         Self { code: Some(code.into()), ..self }
     }
 
-    /// Marks the error of a call that was never sent: it says nothing about the store.
     #[cfg(feature = "redis")]
     pub(crate) fn unsent(self) -> Self {
         Self { fault: Fault::Unsent, ..self }
     }
 
-    /// Marks the error of a single key that can't be read.
     #[cfg(feature = "redis")]
     pub(crate) fn of_key(self) -> Self {
         Self { fault: Fault::Key, ..self }
     }
 
-    /// Marks the error of limits that can't be charged in one step. Nothing was done.
     #[cfg(feature = "redis")]
     pub(crate) fn apart(self) -> Self {
         Self { fault: Fault::Apart, ..self }
@@ -245,17 +233,14 @@ impl StoreError {
         self.fault == Fault::Apart
     }
 
-    /// Marks an error of a call that this policy answers.
     pub(crate) fn under(self, policy: OnStoreFailure) -> Self {
         Self { policy: Some(policy), ..self }
     }
 
-    /// Returns whether the policy is to refuse the request.
     pub(crate) fn denies(&self) -> bool {
         self.policy == Some(OnStoreFailure::Deny)
     }
 
-    /// Returns whether the policy is to let the request pass.
     pub(crate) fn allows(&self) -> bool {
         self.policy == Some(OnStoreFailure::Allow)
     }
@@ -264,7 +249,7 @@ impl StoreError {
         self.fault == Fault::Unsent
     }
 
-    /// Returns whether a call was sent and failed, or was not answered in time.
+    /// The call was sent, and failed or was not answered in time.
     pub(crate) fn is_failed_call(&self) -> bool {
         matches!(self.fault, Fault::Store | Fault::Key)
     }
@@ -290,7 +275,7 @@ impl Error for StoreError {
     }
 }
 
-/// The policy for requests while the store fails: see
+/// The policy for requests while the store fails:
 /// [`Remote::on_failure`](crate::store::Remote::on_failure).
 ///
 /// The response is never a 429, which would blame the client.

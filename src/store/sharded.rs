@@ -4,8 +4,7 @@
 use std::hash::BuildHasher;
 use std::sync::OnceLock;
 
-// The simulated network (tests/sim) and the models (tests/shuttle) replay a run from its seed:
-// hashes are always the same there.
+// The simulated network (tests/sim) and the models (tests/shuttle) replay a run from its seed.
 #[cfg(any(tfw_sim, tfw_shuttle))]
 use foldhash::quality::FixedState as RandomState;
 #[cfg(not(any(feature = "saved", tfw_sim, tfw_shuttle)))]
@@ -25,7 +24,7 @@ pub(super) mod seeds;
 /// (doubling such a table takes some 0.1 ms).
 const KEYS_OF_A_SHARD: (usize, usize) = (1_024, 4_096);
 const SHARDS_FOR_THREADS: usize = 64;
-/// The number of shards of a store that is larger than any machine's memory.
+/// Those of a store that is larger than any machine's memory.
 pub(super) const MAX_SHARDS: usize = 32_768;
 
 pub(super) struct Sharded<S> {
@@ -40,7 +39,6 @@ pub(super) struct Sharded<S> {
 #[repr(align(128))]
 struct Aligned<S>(S);
 
-/// Returns the number of shards for a number of entries, and the most buckets of each.
 pub(super) fn shares(max_entries: usize) -> (usize, usize) {
     let few = (max_entries / KEYS_OF_A_SHARD.0).min(SHARDS_FOR_THREADS).next_power_of_two();
     let many = (max_entries / KEYS_OF_A_SHARD.1).min(MAX_SHARDS).next_power_of_two();
@@ -48,7 +46,6 @@ pub(super) fn shares(max_entries: usize) -> (usize, usize) {
     (count, share(max_entries, count))
 }
 
-/// Returns the most buckets of each of this many shards.
 pub(super) fn share(max_entries: usize, shards: usize) -> usize {
     let entries = max_entries.saturating_add(max_entries / 10).div_ceil(shards);
     entries.div_ceil(WAYS)
@@ -60,22 +57,19 @@ impl<S: Default> Sharded<S> {
         Self { shards: OnceLock::new(), count, hasher: RandomState::default() }
     }
 
-    /// Returns the shard of a key, with the key's hash.
     #[inline(always)]
     pub(super) fn shard_of(&self, scope: &Scope, key: &Key) -> (&S, u64) {
         let (shard, hash) = self.locate(scope, key);
         (self.at(shard), hash)
     }
 
-    /// Returns the number of a key's shard, and the key's hash.
     #[inline(always)]
     pub(super) fn locate(&self, scope: &Scope, key: &Key) -> (usize, u64) {
         let hash = hash(&self.hasher, scope, key);
         (index(self.shards(), hash), hash)
     }
 
-    /// Returns a shard by its number. A thread that has locked one may lock only shards of larger
-    /// numbers.
+    /// A thread that has locked one may lock only shards of larger numbers.
     #[inline]
     pub(super) fn at(&self, shard: usize) -> &S {
         &self.shards()[shard].0
@@ -94,7 +88,6 @@ impl<S: Default> Sharded<S> {
         self.shards.get_or_init(|| (0..self.count).map(|_| Aligned::default()).collect())
     }
 
-    /// Returns the shards, if a call has allocated them.
     pub(super) fn iter(&self) -> impl Iterator<Item = &S> {
         self.shards.get().into_iter().flatten().map(|Aligned(shard)| shard)
     }
@@ -103,7 +96,6 @@ impl<S: Default> Sharded<S> {
         self.count
     }
 
-    /// Returns the bytes of the shards without their tables.
     pub(super) fn bytes(&self) -> usize {
         self.count * size_of::<Aligned<S>>()
     }
@@ -123,15 +115,13 @@ fn hash_bytes(hasher: &impl BuildHasher, scope: &Scope, key: &Key) -> u64 {
     hasher.hash_one((scope.id(), key.as_bytes()))
 }
 
-/// Returns the fingerprint of a key's entry for a quota.
 #[inline]
 pub(super) fn fingerprint(hash: u64, quota: &Quota) -> u64 {
-    // An odd factor: different quotas of a key have different products, and the hash is spread over
-    // all bits already. 0 is no entry.
+    // An odd factor: a key's quotas have different products, and the hash is spread over all bits
+    // already. 0 is no entry.
     (hash ^ quota.identity()).wrapping_mul(0x9E37_79B9_7F4A_7C15).max(1)
 }
 
-/// Returns the shard of a hash. The number of shards is a power of two.
 #[inline(always)]
 fn index<S>(shards: &[Aligned<S>], hash: u64) -> usize {
     (hash >> 32) as usize & (shards.len() - 1)

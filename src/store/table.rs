@@ -1,21 +1,20 @@
 //! A bounded table whose entries expire: a flat array of buckets. The entry of a 64-bit fingerprint
-//! is in one of two buckets. An expired entry is free, so that nothing has to be swept, and a
-//! look-up reads at most two buckets.
+//! is in one of two buckets, so a look-up reads at most two. An expired entry is free: nothing has
+//! to be swept.
 //!
-//! The table doubles when both buckets of a fingerprint are full of live entries, until it has its
-//! largest number of buckets.
+//! The table doubles when both buckets of a fingerprint are full of live entries, up to its largest
+//! size.
 
-/// Entries in a bucket. With two buckets to choose from, 16-way buckets hold as many keys as 10/11
-/// of their entries with few left over: of a million keys 0.05%, of ten thousand 0.13% (medians).
+/// With two buckets to choose from, 16-way buckets hold as many keys as 10/11 of their entries with
+/// few left over: of a million keys 0.05%, of ten thousand 0.13% (medians).
 pub(super) const WAYS: usize = 16;
-/// A key uses its first bucket without a look at the second one, if the first has this many free
-/// entries. By simulation, the table fills as well as if keys always compared both.
+/// A key uses its first bucket without a look at the second, if this many of its entries are free.
+/// By simulation, the table fills as well as if keys always compared both.
 const SPARSE: u32 = 10;
 
-/// An entry: its fingerprint, its end and its payload, next to each other in memory.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Entry<P> {
-    /// The fingerprint, or 0 if there is no entry.
+    /// 0 if there is no entry.
     pub(super) fingerprint: u64,
     pub(super) until: i64,
     pub(super) payload: P,
@@ -29,7 +28,7 @@ pub(super) struct Table<P> {
     max_buckets: usize,
 }
 
-/// A place in a table, with the fingerprint of the entry that is there or may be put there.
+/// The fingerprint is of the entry that is there or may be put there.
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
     bucket: usize,
@@ -38,21 +37,17 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Returns whether both are the same place.
     #[inline]
     pub(super) fn is(&self, other: &Slot) -> bool {
         (self.bucket, self.way) == (other.bucket, other.way)
     }
 }
 
-/// The result of a look-up.
 #[derive(Clone, Copy)]
 pub(super) enum Found {
-    /// The entry of the fingerprint, which may have expired.
+    /// It may have expired.
     Entry(Slot),
-    /// A free place for an entry.
     Free(Slot),
-    /// Both buckets are full.
     Full,
 }
 
@@ -62,13 +57,11 @@ impl<P: Copy + Default> Table<P> {
         Self { buckets: vec![bucket; buckets].into(), max_buckets }
     }
 
-    /// Returns whether the table has no memory yet.
     #[inline]
     pub(super) fn is_unallocated(&self) -> bool {
         self.buckets.is_empty()
     }
 
-    /// Returns the number of entries, taken or free.
     pub(super) fn capacity(&self) -> usize {
         self.buckets.len() * WAYS
     }
@@ -103,9 +96,9 @@ impl<P: Copy + Default> Table<P> {
         false
     }
 
-    /// Returns a table of this size with the live entries, or `None` if one found no place.
+    /// `None` if an entry found no place.
     fn moved(&self, buckets: usize, now: i64) -> Option<Self> {
-        // Half of all entries are free, so that a smaller reserve is enough. Entries in their first
+        // Half of all entries are free, so a smaller reserve is enough. Entries in their first
         // bucket are found sooner.
         const PLENTY: u32 = 4;
 
@@ -127,7 +120,7 @@ impl<P: Copy + Default> Table<P> {
         Some(larger)
     }
 
-    /// Returns the entry of a fingerprint, which may have expired, to change it.
+    /// The entry may have expired.
     #[inline(always)]
     pub(super) fn entry_mut(&mut self, fingerprint: u64) -> Option<&mut Entry<P>> {
         let ([first_bucket, _], first_way) = self.choices(fingerprint);
@@ -141,13 +134,12 @@ impl<P: Copy + Default> Table<P> {
         }
     }
 
-    /// Returns the bucket and the way of a fingerprint's entry.
     #[inline(never)]
     fn find_position(&self, fingerprint: u64) -> Option<(usize, usize)> {
         self.entry(fingerprint, |_| false).map(|Slot { bucket, way, .. }| (bucket, way))
     }
 
-    /// Returns the entry of a fingerprint, or a free place for it that is not `taken`.
+    /// Free places that are `taken` are passed.
     #[inline(always)]
     pub(super) fn find(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {
         match self.entry(fingerprint, &taken) {
@@ -156,7 +148,7 @@ impl<P: Copy + Default> Table<P> {
         }
     }
 
-    /// Returns the entry of a fingerprint, which may have expired.
+    /// The entry may have expired.
     #[inline(always)]
     pub(super) fn entry(&self, fingerprint: u64, taken: impl Fn(&Slot) -> bool) -> Option<Slot> {
         let (buckets, first) = self.choices(fingerprint);
@@ -174,8 +166,7 @@ impl<P: Copy + Default> Table<P> {
         None
     }
 
-    /// Returns the buckets of a fingerprint, and the way from which it fills them: most entries are
-    /// found at this way.
+    /// The two buckets, and the way from which they are filled: most entries are found at this way.
     #[inline]
     fn choices(&self, fingerprint: u64) -> ([usize; 2], usize) {
         let buckets = [self.bucket(fingerprint as u32), self.bucket((fingerprint >> 32) as u32)];
@@ -187,11 +178,10 @@ impl<P: Copy + Default> Table<P> {
         ((u64::from(hash) * self.buckets.len() as u64) >> 32) as usize
     }
 
-    /// Returns a free place in the first bucket while this is sparse, then in the emptier one.
+    /// In the first bucket while this is sparse, then in the emptier one.
     #[inline(always)]
     fn choose_free(&self, fingerprint: u64, now: i64, taken: impl Fn(&Slot) -> bool) -> Found {
         let ([a, b], first) = self.choices(fingerprint);
-        // A bit for each way.
         let free = |bucket: usize| {
             let ways = self.buckets[bucket].iter().enumerate();
             ways.fold(0_u16, |free, (way, entry)| {
@@ -215,7 +205,6 @@ impl<P: Copy + Default> Table<P> {
         }
     }
 
-    /// Returns when the last entry ends, or 0 if there is none.
     pub(super) fn last_end(&self) -> i64 {
         self.buckets.iter().flatten().map(|entry| entry.until).max().unwrap_or(0)
     }
@@ -228,7 +217,6 @@ impl<P: Copy + Default> Table<P> {
         self.buckets.iter_mut().flatten()
     }
 
-    /// Changes all entries in the two buckets of a fingerprint.
     pub(super) fn change_around(
         &mut self,
         fingerprint: u64,
@@ -267,8 +255,7 @@ impl<P: Copy + Default> Table<P> {
         &self.buckets
     }
 
-    /// Returns a table with the buckets of a saved one, reduced to `max_buckets` if the live
-    /// entries fit.
+    /// Reduced to `max_buckets` if the live entries fit.
     pub(super) fn restored(buckets: Vec<Bucket<P>>, max_buckets: usize, now: i64) -> Self {
         let as_before = Self { max_buckets, buckets: buckets.into() };
         match as_before.buckets.len() > max_buckets {

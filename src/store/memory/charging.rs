@@ -1,5 +1,5 @@
-//! How a charge is decided in memory: the short path of nearly every charge, and the one of all
-//! others, one step under the locks of all shards of its lines (S37).
+//! How a charge is decided in memory: the short path of nearly every charge, and one step under the
+//! locks of all shards of its lines (S37).
 
 use std::array;
 use std::sync::atomic::Ordering;
@@ -17,15 +17,11 @@ use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 use crate::window::Window;
 
-/// The places and windows of a line.
 pub(super) type Found<'a, const Q: usize> = ([CountedIn; Q], [Window<'a>; Q]);
 
 impl MemoryStore {
-    /// Does the same as [`Store::charge`](crate::store::Store::charge), but returns the ruling of a
-    /// usual charge: it stays in registers until its decision is made where the reply will be.
-    ///
-    /// # Errors
-    /// The reply to any other charge.
+    /// The ruling of a usual charge stays in registers until its decision is made where the reply
+    /// will be. The error is the reply to any other charge.
     #[inline(always)]
     pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Reply<Decision>> {
         let Account { scope, quotas, key } = charge.account();
@@ -47,7 +43,6 @@ impl MemoryStore {
         ruling.ok_or_else(|| self.charge_first(charge, now, shard.into_any(), home))
     }
 
-    /// Decides a charge of one quota that reserves or peeks, or whose quota is not plain.
     #[inline(never)]
     fn charge_specially(
         &self,
@@ -58,14 +53,13 @@ impl MemoryStore {
         self.charge_first(charge, self.time_for(&charge), shard.lock(), home)
     }
 
-    /// Reads the clock. A request that waits for a window counts the time until it ends.
+    /// A request that waits for a window counts the time until it ends.
     #[inline(always)]
     fn time_for(&self, charge: &Charge<'_>) -> Reading {
         let time = &self.memory.time;
         if charge.may_reserve() { time.now() } else { time.recently() }
     }
 
-    /// Decides a charge of one quota, which most often is the first one in its window.
     #[inline(never)]
     fn charge_first(
         &self,
@@ -82,8 +76,7 @@ impl MemoryStore {
                 locked.shard_of(0).charge_first(now, &account, &home, cost)
         {
             if is_new {
-                // Noted under the lock, so that a reset or a save that finds the entry finds its
-                // counter.
+                // Under the lock, so that a reset or a save that finds the entry finds its counter.
                 self.memory.counters.note(account.scope(), &account.quotas().as_slice()[0]);
             }
             return Reply::now(decision);
@@ -91,8 +84,7 @@ impl MemoryStore {
         self.decide::<1, 1>(charge, &[(account, cost)], now, locked)
     }
 
-    /// Decides a charge that the short path does not know. Loops over few lines and quotas are
-    /// unrolled.
+    /// Loops over few lines and quotas are unrolled.
     #[inline(never)]
     fn charge_lines(&self, charge: Charge<'_>) -> Reply<Decision> {
         const ALL: usize = Quotas::MAX;
@@ -107,8 +99,8 @@ impl MemoryStore {
         }
     }
 
-    /// Decides a charge of `L` lines, or up to [`MAX_LIMITS`] if `L` is that: at once if each line
-    /// is of `R` quotas whose windows run, otherwise as lines of up to `Q` quotas.
+    /// Decides a charge of `L` lines, or up to [`MAX_LIMITS`] if `L` is that: at once if each is of
+    /// `R` quotas whose windows run, otherwise as lines of up to `Q` quotas.
     #[inline(never)]
     fn charge_running<const L: usize, const R: usize, const Q: usize>(
         &self,
@@ -161,8 +153,8 @@ impl MemoryStore {
                 let Some(state) = state else { continue };
                 match place {
                     CountedIn::Own(_) => {}
-                    // A refused line writes only to an entry that it has: another line may take
-                    // the free place.
+                    // A refused line writes only to its own entry: another line may take the free
+                    // place.
                     CountedIn::Free(_) | CountedIn::Inheriting(_) if !takes => continue,
                     _ => _ = self.memory.counters.note(account.scope(), quota),
                 }
@@ -176,7 +168,6 @@ impl MemoryStore {
         Reply::now(decision)
     }
 
-    /// Counts the lines without entries of their own, and logs this unless it was logged recently.
     #[cold]
     fn count_overflows<const L: usize, const Q: usize>(
         &self,

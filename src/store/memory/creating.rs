@@ -27,13 +27,6 @@ impl MemoryStore {
     /// Reads another clock, for tests: [`ManualClock`](crate::ManualClock) has an example. The
     /// counters stay.
     ///
-    /// ```
-    /// use tower_fixed_window::{ManualClock, MemoryStore};
-    ///
-    /// let store = MemoryStore::with_max_keys(100).clock(ManualClock::at_ms(1_700_000_040_000));
-    /// # let _ = store;
-    /// ```
-    ///
     /// # Panics
     /// If the store was cloned: the clones would have another time. If it has a file: set the clock
     /// before.

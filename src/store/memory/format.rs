@@ -31,25 +31,21 @@ use crate::quota::{FNV_1A, Quota, fnv_1a};
 use crate::window::MAX;
 
 const MAGIC: [u8; 8] = *b"tfwcount";
-/// The version of this format.
 const VERSION: u32 = 1;
 /// Buckets that are copied under a lock: few, so that a waiting charge spins and does not sleep.
 const STEP: usize = 4;
-/// Bytes that are read or written at once.
 pub(super) const CHUNK: usize = 1 << 16;
 
-/// A store's counters, as read from a file.
 pub(super) struct Saved {
     pub(super) shards: Sharded<LockedShard>,
     pub(super) buckets: usize,
     pub(super) counters: ChargedQuotas,
     pub(super) seeds: Seeds,
-    /// The time of the save, by the store's clock.
     pub(super) at: i64,
 }
 
-/// Writes the entries whose windows run, one shard after the other. A charge waits for at most the
-/// copy of a few buckets. Returns the checksum of all but the time, which comes last.
+/// A charge waits for at most the copy of a few buckets. Returns the checksum of all but the time,
+/// which comes last.
 pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::Result<u64> {
     let now = memory.time.now().at;
     let mut sum = FNV_1A;
@@ -71,13 +67,13 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
         [Part::Own, Part::Overflow]
             .into_iter()
             .for_each(|part| write_part(memory, shard, part, now, &mut bytes));
-        // Read after the tables, so that no copied entry is of a later time.
+        // After the tables, so that no copied entry is of a later time.
         let Times { latest, stepped_back_at } = memory.shards.at(shard).lock().times();
         bytes.extend(latest.to_le_bytes());
         bytes.extend(stepped_back_at.to_le_bytes());
         flush(&mut bytes)?;
     }
-    // Written after the entries, so that each copied entry's counter is among these.
+    // After the entries, so that each copied entry's counter is among these.
     write_counters(&memory.counters, &mut bytes);
     let content = flush(&mut bytes)?;
     bytes.extend(now.to_le_bytes());
@@ -86,7 +82,6 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
     Ok(content)
 }
 
-/// Writes the buckets of a table, a few at a time.
 fn write_part(memory: &Memory, shard: usize, part: Part, now: i64, bytes: &mut Vec<u8>) {
     let begin = bytes.len();
     let mut copy = Vec::with_capacity(STEP);
@@ -113,7 +108,6 @@ fn write_part(memory: &Memory, shard: usize, part: Part, now: i64, bytes: &mut V
     }
 }
 
-/// Writes which entries of a bucket run, and these.
 fn write_bucket(bucket: &Bucket<Count>, now: i64, bytes: &mut Vec<u8>) {
     let running = |(way, entry): (usize, &Entry<Count>)| u16::from(entry.until > now) << way;
     let running = bucket.iter().enumerate().map(running).fold(0, |all, one| all | one);
@@ -125,7 +119,6 @@ fn write_bucket(bucket: &Bucket<Count>, now: i64, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Writes the windows of each scope as text, as configuration files have them.
 fn write_counters(counters: &ChargedQuotas, bytes: &mut Vec<u8>) {
     let NotedScopes { scopes, others, .. } = counters.all();
     bytes.push(others.into());
@@ -142,12 +135,10 @@ fn write_counters(counters: &ChargedQuotas, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Returns the error of a file that can't be used.
 fn broken(reason: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, reason.into())
 }
 
-/// Checks that these are all bytes of a file of this version, unchanged.
 pub(super) fn check(input: &mut impl Read, len: u64) -> io::Result<()> {
     let short = || broken("it is cut short");
     let mut rest =
@@ -176,7 +167,6 @@ pub(super) fn check(input: &mut impl Read, len: u64) -> io::Result<()> {
     }
 }
 
-/// Reads what [`check`] has found whole. What has ended by now is left out.
 pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Result<Saved> {
     let mut input = Input(input);
     let _: [u8; MAGIC.len() + size_of::<u32>()] = input.bytes()?;
@@ -235,14 +225,12 @@ impl<R: Read> Input<'_, R> {
         self.bytes().map(i64::from_le_bytes)
     }
 
-    /// A number that the arithmetic can have.
     fn number(&mut self) -> io::Result<i64> {
         let number = self.i64()?;
         let is_possible = (-MAX..=MAX).contains(&number);
         is_possible.then_some(number).ok_or_else(|| broken("a number in it is not possible"))
     }
 
-    /// The entries that run, in buckets as they were.
     fn buckets(&mut self, now: i64) -> io::Result<Vec<Bucket<Count>>> {
         let mut buckets = Vec::new();
         for _ in 0..self.u32()? {
@@ -251,7 +239,7 @@ impl<R: Read> Input<'_, R> {
             for way in (0..WAYS).filter(|way| running >> way & 1 == 1) {
                 let fingerprint = self.u64()?.max(1);
                 let [until, start, used] = [self.number()?, self.number()?, self.number()?];
-                // A count ends after its window began: the arithmetic builds on that.
+                // The arithmetic builds on that.
                 if start >= until {
                     return Err(broken("a number in it is not possible"));
                 }

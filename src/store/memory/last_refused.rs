@@ -1,11 +1,11 @@
-//! The entry that last refused a charge of a shard, copied to where no lock is needed to read it: a
+//! A copy of the entry that last refused a charge of a shard, which is read without a lock: a
 //! client that goes on after a refusal writes no shared memory, and no other request waits for it.
 
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 use crate::window::State;
 
-/// A copy of an entry, or none. It changes only under the lock of its shard, and equals its entry:
-/// a thread that changes the entry removes the copy before it releases the lock.
+/// Changes only under the lock of its shard, and equals its entry: a thread that changes the entry
+/// removes the copy before it releases the lock.
 #[derive(Default)]
 pub(super) struct LastRefused {
     /// Counts the changes, twice: it is odd during one.
@@ -18,14 +18,11 @@ pub(super) struct LastRefused {
 }
 
 impl LastRefused {
-    /// Returns whether the copy seems to be of the entry of a fingerprint.
     #[inline(always)]
     pub(super) fn is_of(&self, fingerprint: u64) -> bool {
         self.fingerprint.load(Ordering::Relaxed) == fingerprint
     }
 
-    /// Returns the state of the entry of a fingerprint, if the copy is of this entry. No lock is
-    /// needed.
     #[inline(always)]
     pub(super) fn get(&self, fingerprint: u64) -> Option<State> {
         let version = self.version.load(Ordering::Acquire);
@@ -55,7 +52,6 @@ impl LastRefused {
         self.version.store(version + 2, Ordering::Release);
     }
 
-    /// Removes the copy.
     #[inline]
     pub(super) fn clear(&self) {
         if !self.is_of(0) {

@@ -1,4 +1,4 @@
-//! A shard with its lock, and with what is read without it; and the locked shards of a charge.
+//! A shard with its lock, and the locked shards of a charge.
 
 use super::super::charge::ChargeLine;
 use super::super::sharded::Sharded;
@@ -22,21 +22,18 @@ pub(super) struct LockedShard {
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(tfw_shuttle)))]
 const _: () = assert!(size_of::<LockedShard>() <= 128);
 
-/// A shard under its lock, for a charge in a window that runs. The copy stays if it is of another
-/// key.
+/// For a charge in a window that runs: the copy stays if it is of another key.
 pub(super) struct LockedForCharge<'a> {
     shard: MutexGuard<'a, Shard>,
     last_refused: &'a LastRefused,
 }
 
 impl LockedShard {
-    /// Locks the shard, for any change.
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Shard> {
         self.lock_for_charge().into_any()
     }
 
-    /// Locks the shard, unless it is locked.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Shard>> {
         let shard = self.shard.try_lock().ok()?;
         self.last_refused.clear();
@@ -65,7 +62,7 @@ impl LockedShard {
             return None;
         }
         let state = self.last_refused.get(fingerprint)?;
-        // Read after the copy, so that no refusal is of an earlier time than the copied one.
+        // After the copy, so that no refusal is of an earlier time than the copied one.
         let now = time.recently();
         let ruling = Shard::rule_running(now, quota, state, cost)?;
         (!ruling.passed()).then_some(ruling)
@@ -73,7 +70,6 @@ impl LockedShard {
 }
 
 impl<'a> LockedForCharge<'a> {
-    /// Decides a plain charge of one quota in a window that runs, as nearly every charge is.
     #[inline(always)]
     pub(super) fn charge(
         &mut self,
@@ -95,7 +91,6 @@ impl<'a> LockedForCharge<'a> {
         Some(ruling)
     }
 
-    /// Returns the shard for any change.
     #[inline(always)]
     pub(super) fn into_any(self) -> MutexGuard<'a, Shard> {
         self.last_refused.clear();
@@ -109,14 +104,12 @@ impl From<Shard> for LockedShard {
     }
 }
 
-/// The entries and windows of a line, which run.
 type Running<'a, const Q: usize> = ([Slot; Q], [Window<'a>; Q]);
 
-/// The keys of lines, and the locks of their shards, taken in ascending order. There are `L` lines,
-/// or up to [`MAX_LIMITS`] if `L` is that.
+/// Locks are taken in ascending order of shards. There are `L` lines, or up to [`MAX_LIMITS`] if
+/// `L` is that.
 pub(super) struct LockedShards<'s, const L: usize> {
     pub(super) homes: [Home; L],
-    /// The lines in the order of their shards.
     order: [usize; L],
     /// The index in `shards` of each line's lock.
     lock: [usize; L],
@@ -141,8 +134,8 @@ impl<'s, const L: usize> LockedShards<'s, L> {
             let (account, cost) = &lines[i];
             let (shard, hash) = all.locate(account.scope(), account.key());
             homes[i] = Home { hash, scope: account.scope().id() };
-            // Within a shard, a line that takes nothing comes last: otherwise it could be given a
-            // place in which another line then does not find its own entry.
+            // A line that takes nothing comes last in its shard, or it could be given a place in
+            // which another line then does not find its own entry.
             let place = ((shard << 1 | usize::from(*cost == 0)) * MAX_LIMITS) | i;
             let mut at = i;
             while at > 0 && places[at - 1] > place {
@@ -176,7 +169,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         self.shards[lock].as_mut().expect("each line has the lock of its shard")
     }
 
-    /// Sets the time of all shards, as [`Shard::enter`] does: not before the latest of any.
+    /// Not before the latest of any.
     #[inline(always)]
     pub(super) fn enter(&mut self, now: Reading) -> Option<Reading> {
         let all = self.shards().try_fold(now, |now, shard| shard.enter(now))?;
@@ -186,7 +179,6 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         Some(all)
     }
 
-    /// Returns the entries and windows of a line of `Q` plain quotas, if these windows run.
     #[inline(always)]
     fn running<'a, const Q: usize>(
         &mut self,
@@ -204,7 +196,6 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         Some((slots, windows))
     }
 
-    /// Decides a plain charge if each line is of `Q` plain quotas, in windows that run.
     #[inline(always)]
     pub(super) fn charge_running<const Q: usize>(
         &mut self,
@@ -212,7 +203,6 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         lines: &[ChargeLine<'_>],
     ) -> Option<Decision> {
         let lines = &lines[..self.len];
-        // The first line fills the unused places.
         let mut running = [self.running::<Q>(0, now, &lines[0])?; L];
         for i in 1..self.len {
             running[i] = self.running::<Q>(i, now, &lines[i])?;
@@ -239,8 +229,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         Some(merging.done())
     }
 
-    /// Returns the places and windows of each line. If a table grows for one of the lines, its
-    /// entries move, and all are located again.
+    /// If a table grows for a line, its entries move, and all lines are located again.
     #[inline(always)]
     pub(super) fn locate<'a, const Q: usize>(
         &mut self,
@@ -249,7 +238,6 @@ impl<'s, const L: usize> LockedShards<'s, L> {
     ) -> [Found<'a, Q>; L] {
         loop {
             let mut found: Option<[Found<'a, Q>; L]> = None;
-            // The places of all quotas, grouped by shard.
             let mut places = [[CountedIn::None; Q]; L];
             let (mut first, mut grew, mut lock) = (0, false, 0);
             for at in 0..self.len {
@@ -266,7 +254,6 @@ impl<'s, const L: usize> LockedShards<'s, L> {
                     window
                 });
                 grew |= shard.grows_for(&places[at][..account.quotas().len()], now);
-                // The first one fills the unused places.
                 let of = (places[at], windows);
                 found.get_or_insert([of; L])[line] = of;
             }
@@ -277,8 +264,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
     }
 }
 
-/// Refuses lines in windows that run, which writes nothing. Not inlined, so that a charge that
-/// passes needs no stack for it.
+/// Writes nothing. Not inlined, so that a charge that passes needs no stack for it.
 #[inline(never)]
 fn refuse_running<const L: usize, const Q: usize>(
     now: Reading,

@@ -20,7 +20,6 @@ use super::format::{self, CHUNK, Saved};
 use super::{Memory, MemoryStore};
 use crate::observe::{self, Saves};
 
-/// Reads the file, if there is one.
 fn load(file: &LockedFile, max_keys: usize, now: i64) -> io::Result<Option<Saved>> {
     let Some((input, len)) = file.open()? else { return Ok(None) };
     let mut input = BufReader::with_capacity(CHUNK, input);
@@ -39,25 +38,12 @@ fn load(file: &LockedFile, max_keys: usize, now: i64) -> io::Result<Option<Saved
 impl MemoryStore {
     /// Opens a store of a million entries whose counts outlive the process: it loads those of the
     /// file whose windows still run, and saves them at the interval, on [`save`](Self::save), and
-    /// when its last clone is dropped. [`saved_to`](Self::saved_to) does so for a store with
-    /// another number of entries.
+    /// when its last clone is dropped. [`saved_to`](Self::saved_to) has an example, and another
+    /// number of entries.
     ///
     /// If the process is killed or the system stops, what was counted since the last save may pass
-    /// once more, for each key at most its limit. One process at a time can have the file open.
-    /// `docs/operating.md` has the rest.
-    ///
-    /// ```no_run
-    /// use std::time::Duration;
-    /// use tower_fixed_window::{FixedWindowLayer, MemoryStore, Quota};
-    ///
-    /// # fn main() -> std::io::Result<()> {
-    /// let store = MemoryStore::open("/var/lib/app/counts", Duration::from_secs(1))?;
-    /// let plan = FixedWindowLayer::new(Quota::per_month(1_000).name("plan").store(store.clone()));
-    /// // ... serve until SIGTERM
-    /// store.save()?;
-    /// # let _ = plan;
-    /// # Ok(()) }
-    /// ```
+    /// once more, for each key at most its limit:
+    /// [the guide](crate::guide::operating#counts-that-outlive-a-deploy).
     ///
     /// # Errors
     /// As [`saved_to`](Self::saved_to).
@@ -66,8 +52,8 @@ impl MemoryStore {
     }
 
     /// Loads the counts of a file into this new store, and saves them from now on, as
-    /// [`open`](Self::open) does. The number of entries can differ from that of the process before:
-    /// if the file has more, the store has room for them. Without a file, the store is empty.
+    /// [`open`](Self::open) does. If the file has more entries than this store, there is room for
+    /// them. Without a file, the store is empty.
     ///
     /// ```
     /// use std::time::Duration;
@@ -95,9 +81,9 @@ impl MemoryStore {
     /// ```
     ///
     /// # Errors
-    /// If another store has the file open (`ErrorKind::ResourceBusy`), if the file can't be read,
-    /// or if there can be no file in its directory. If the interval is zero
-    /// (`ErrorKind::InvalidInput`). On systems other than Unix (`ErrorKind::Unsupported`).
+    /// If another store has the file open (`ErrorKind::ResourceBusy`), the file can't be read, or
+    /// can't be in its directory. If the interval is zero (`ErrorKind::InvalidInput`). On systems
+    /// other than Unix (`ErrorKind::Unsupported`).
     ///
     /// # Panics
     /// If the store was cloned, or has a file already.
@@ -139,8 +125,8 @@ impl MemoryStore {
     }
 
     /// Has [`saved_to`](Self::saved_to) fail if the file is of another version, damaged, or not a
-    /// file of counts. Without this, such a file is renamed to `.broken`, the log has the reason,
-    /// and the store starts empty.
+    /// file of counts. By default, it is renamed to `.broken`, the log has the reason, and the
+    /// store starts empty.
     ///
     /// # Panics
     /// If the store was cloned, or has a file already.
@@ -153,24 +139,9 @@ impl MemoryStore {
     }
 
     /// Saves all that is counted so far, and waits until it is on the disk. Call it when the
-    /// process has to stop: then nothing is lost, even if clones of the store are not dropped.
-    /// It blocks its thread: for a million counters some 0.1 s, and for as long as the disk takes.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::time::Duration;
-    /// use tower_fixed_window::MemoryStore;
-    ///
-    /// # let folder = std::env::temp_dir().join(format!("tfw-save-{}", std::process::id()));
-    /// # std::fs::create_dir_all(&folder)?;
-    /// # let path = folder.join("counts");
-    /// let store = MemoryStore::open(&path, Duration::from_secs(1))?;
-    /// store.save()?;
-    /// assert!(path.exists());
-    /// # drop(store);
-    /// # std::fs::remove_dir_all(folder)?;
-    /// # Ok(()) }
-    /// ```
+    /// process has to stop: then nothing is lost, even if clones of the [`open`](Self::open) store
+    /// are not dropped. It blocks its thread: for a million counters some 0.1 s, and for as long as
+    /// the disk takes.
     ///
     /// # Errors
     /// If the file can't be written; it is then as it was before. If the store has no file
@@ -186,7 +157,6 @@ impl MemoryStore {
     }
 }
 
-/// Ends the thread when it is dropped, after a last save.
 pub(super) struct Saver {
     thread: Mutex<Option<(Sender<Request>, JoinHandle<()>)>>,
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
@@ -197,8 +167,8 @@ pub(super) struct Saver {
 type Request = Sender<io::Result<()>>;
 
 impl Saver {
-    /// Starts the thread. `save` returns how many bytes it has written to `file`. Failures are
-    /// logged when they begin and when they end, and each save at the debug level.
+    /// `save` returns how many bytes it has written. Failures are logged when they begin and when
+    /// they end, and each save at the debug level.
     fn start(
         file: String,
         every: Duration,
@@ -232,7 +202,6 @@ impl Saver {
         let ended = thread::Builder::new().name("tfw-counts".into()).spawn(move || {
             loop {
                 match received.recv_timeout(every) {
-                    // The request may have been given up.
                     Ok(request) => _ = request.send(save()),
                     Err(RecvTimeoutError::Timeout) => _ = save(),
                     Err(RecvTimeoutError::Disconnected) => {
@@ -245,17 +214,15 @@ impl Saver {
         Ok(Self { thread: Mutex::new(Some((requests, ended))), saves })
     }
 
-    /// Waits until all charges before this call are saved.
     fn save(&self) -> io::Result<()> {
         let (request, saved) = mpsc::channel();
         if let Some((requests, _)) = &*self.thread.lock().unwrap_or_else(PoisonError::into_inner) {
-            // If this fails, the request is dropped, and nothing can be received.
+            // If this fails, nothing can be received.
             let _ = requests.send(request);
         }
         saved.recv().unwrap_or_else(|_| Err(io::Error::other("the thread that saves is gone")))
     }
 
-    /// The results of the saves so far.
     #[cfg(feature = "metrics")]
     pub(super) fn saves(&self) -> &Saves {
         &self.saves
@@ -272,7 +239,7 @@ impl Drop for Saver {
     }
 }
 
-/// The path of a file, with the lock of the file beside it while this value lives.
+/// The lock is of a file beside it, and is held while this value lives.
 struct LockedFile {
     path: PathBuf,
     lock: File,
@@ -281,7 +248,6 @@ struct LockedFile {
 }
 
 impl LockedFile {
-    /// Locks the file, which may be missing.
     fn lock(path: &Path) -> io::Result<Self> {
         let path = resolve(path).map_err(|error| explain("find", path, error))?;
         let beside = with_suffix(&path, ".lock");
@@ -291,7 +257,6 @@ impl LockedFile {
         Ok(Self { path, lock, last: None })
     }
 
-    /// Opens the file. Returns `None` if there is none.
     fn open(&self) -> io::Result<Option<(File, u64)>> {
         // Opening a pipe, for one, might block for ever.
         let opened = fs::metadata(&self.path).and_then(|found| match found.is_file() {
@@ -304,27 +269,25 @@ impl LockedFile {
         }
     }
 
-    /// Renames the file, so that there is none.
     fn set_aside(&self) -> io::Result<PathBuf> {
         let aside = with_suffix(&self.path, ".broken");
         let renamed = fs::rename(&self.path, &aside);
         renamed.map(|()| aside).map_err(|error| explain("rename", &self.path, error))
     }
 
-    /// Replaces the file. Returns its size. Until all of the new one is on the disk, the old one
-    /// stays, also if the system stops. `write` returns a hash of the content: a new file of the
-    /// same content is dropped before it reaches the disk.
+    /// Until all of the new file is on the disk, the old one stays, also if the system stops.
+    /// `write` returns a hash of the content: a new file of the same content is dropped before it
+    /// reaches the disk.
     fn replace(&mut self, write: impl FnOnce(&mut File) -> io::Result<u64>) -> io::Result<u64> {
         let new = with_suffix(&self.path, ".new");
         let written = self.write(&new, write);
         if !matches!(written, Ok((_, true))) {
-            // The new file has the old content, or a part of the new one.
             let _ = fs::remove_file(&new);
         }
         written.map(|(len, _)| len).map_err(|error| explain("replace", &self.path, error))
     }
 
-    /// Writes the new file. Returns its size, and whether it has replaced the old one.
+    /// Returns the size of the new file, and whether it has replaced the old one.
     fn write(
         &mut self,
         new: &Path,
@@ -359,8 +322,7 @@ impl Drop for LockedFile {
     }
 }
 
-/// Returns an absolute path with links followed, which stays valid if the process changes its
-/// directory.
+/// An absolute path with links followed stays valid if the process changes its directory.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     if let Ok(found) = fs::canonicalize(path) {
         return Ok(found);
@@ -380,7 +342,7 @@ fn explain(verb: &str, path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("can't {verb} {}: {error}", path.display()))
 }
 
-/// Opens a file that only its owner can read.
+/// Only the owner can read it.
 #[cfg(unix)]
 fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -388,7 +350,6 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.mode(0o600).open(path)
 }
 
-/// Locks a file until it is closed.
 #[cfg(unix)]
 fn exclusively(file: &File) -> io::Result<()> {
     use rustix::fs::{FlockOperation, flock};

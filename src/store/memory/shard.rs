@@ -19,10 +19,9 @@ pub(super) use saved::{Part, Times};
 /// One quota uses one in this many of a shard's overflow entries.
 const OVERFLOW_SHARE: u64 = 4;
 
-/// The table has this many buckets for each bucket of its overflow.
+/// Buckets of the table for each bucket of its overflow.
 const PER_OVERFLOW: usize = 32;
 
-/// The payload of an entry: a window's start and its used tokens.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Count {
     pub(super) start: i64,
@@ -32,12 +31,10 @@ pub(super) struct Count {
 pub(super) struct Shard {
     table: Table<Count>,
     overflow: Table<Count>,
-    /// No overflow entry is live from this instant on.
     overflow_until: i64,
-    /// The number of charges that had no entry but shared ones.
     pub(super) overflowed: u64,
-    /// The latest time of a call since the clock stepped back. A shard without tables has the end
-    /// of time here, so that the first call takes the slow path.
+    /// The latest of a call since the clock stepped back. Without tables the end of time, so that
+    /// the first call takes the slow path.
     latest: i64,
     /// When the clock last stepped back, or 0. Windows that begin later than now are from before.
     stepped_back_at: i64,
@@ -51,23 +48,18 @@ impl Default for Shard {
     }
 }
 
-/// The place where a quota of a key is counted.
 #[derive(Clone, Copy)]
 pub(super) enum CountedIn {
-    /// The key's own entry.
     Own(Slot),
-    /// A free entry for the key.
     Free(Slot),
-    /// A free entry for the key, which starts with the count that the key has shared so far.
+    /// A free entry, which starts with the count that the key has shared so far.
     Inheriting(Slot),
-    /// An overflow entry, shared with other keys.
     Shared(Slot),
     None,
 }
 
 impl CountedIn {
-    /// Returns whether the charge was counted in an entry of the key's own. A key that was refused
-    /// by a shared count inherits nothing.
+    /// A key that was refused by a shared count inherits nothing.
     pub(super) fn is_own(&self, written: bool) -> bool {
         match self {
             Self::Own(_) | Self::Free(_) => true,
@@ -77,7 +69,6 @@ impl CountedIn {
     }
 }
 
-/// The hash and the scope of a key, from which its entries are found.
 #[derive(Clone, Copy)]
 pub(super) struct Home {
     pub(super) hash: u64,
@@ -90,28 +81,25 @@ impl Home {
         fingerprint(self.hash, quota)
     }
 
-    /// Returns the fingerprint of the overflow entry that this key shares.
     fn shared_fingerprint(&self, quota: &Quota, entries: usize) -> u64 {
         let shares = (entries as u64 / OVERFLOW_SHARE).max(1);
         fmix64((self.hash % shares) ^ self.scope.rotate_left(32) ^ quota.identity()).max(1)
     }
 }
 
-/// Returns the most bytes that the tables of all shards take, each with this many buckets.
 pub(super) fn max_bytes(shards: usize, buckets: usize) -> usize {
     let all = (buckets + overflow(buckets)).saturating_mul(shards);
     // One table may be doubling, and holds its old buckets until that is done.
     all.saturating_add(buckets.div_ceil(2)).saturating_mul(size_of::<Bucket<Count>>())
 }
 
-/// Returns the number of buckets of the overflow.
 fn overflow(buckets: usize) -> usize {
     buckets.div_ceil(PER_OVERFLOW)
 }
 
 impl Shard {
-    /// Sets the time of the shard, and returns it: not before the latest, if both may be the same
-    /// instant. Returns `None` if the clock has stepped back, or if there are no tables yet.
+    /// Returns the shard's time from now on: not before the latest, if both may be the same
+    /// instant. `None` if the clock has stepped back, or if there are no tables yet.
     #[inline(always)]
     pub(super) fn enter(&mut self, now: Reading) -> Option<Reading> {
         let now = now.not_before(self.latest)?;
@@ -123,22 +111,21 @@ impl Shard {
         self.table.is_unallocated()
     }
 
-    /// Allocates the tables, for the first key.
     pub(super) fn allocate(&mut self, now: i64, max_buckets: usize) {
         self.latest = now;
         self.table = Table::new(1, max_buckets);
         self.prepare_overflow();
     }
 
-    /// Accepts an earlier time. The clock may have been years ahead: shared entries are pulled
-    /// back, so that their keys don't wait that long.
+    /// The clock may have been years ahead: shared entries are pulled back, so that their keys
+    /// don't wait that long.
     pub(super) fn step_back(&mut self, now: i64) {
         (self.latest, self.stepped_back_at) = (now, now);
         self.overflow.entries_mut().for_each(|entry| _ = pull_back(entry, now, now));
         self.overflow_until = self.overflow.last_end();
     }
 
-    /// Accepts an earlier time that another shard has noticed.
+    /// Another shard has noticed the step.
     pub(super) fn follow_back(&mut self, now: i64) {
         if !self.is_unallocated() && now < self.latest {
             self.step_back(now);
@@ -149,14 +136,12 @@ impl Shard {
         self.table.live(now)
     }
 
-    /// Returns until when overflow entries are live, if any is.
     #[inline]
     pub(super) fn overflows_until(&self, now: i64) -> Option<i64> {
         (now < self.overflow_until).then_some(self.overflow_until)
     }
 
-    /// Grows the table if one of these quotas has no place. Returns `true` if all places have to be
-    /// located again.
+    /// Returns whether all places have to be located again.
     pub(super) fn grows_for(&mut self, places: &[CountedIn], now: i64) -> bool {
         let lacks =
             places.iter().any(|place| matches!(place, CountedIn::None)) && self.table.may_grow();
@@ -166,15 +151,13 @@ impl Shard {
         lacks
     }
 
-    /// Grows the table, or allocates the overflow if it can't grow, so that every charge is
-    /// counted.
+    /// If the table can't grow, allocates the overflow, so that every charge is counted.
     fn grow(&mut self, now: i64) -> bool {
         let grows = self.table.grow(now);
         self.prepare_overflow();
         grows
     }
 
-    /// Allocates the overflow of a table that can't grow any more.
     fn prepare_overflow(&mut self) {
         if !self.table.may_grow() && self.overflow.is_unallocated() {
             let buckets = overflow(self.table.max_buckets());
@@ -182,8 +165,7 @@ impl Shard {
         }
     }
 
-    /// Returns the place and the window of one quota of a key. `others` are the places of the key's
-    /// other quotas, which are taken.
+    /// `others` are the places of the key's other quotas, which are taken.
     #[inline(always)]
     pub(super) fn locate<'a>(
         &mut self,
@@ -263,7 +245,7 @@ impl Shard {
     }
 
     /// Lets windows of a clock that was ahead run from when it stepped back: they would keep their
-    /// entries for too long. Returns whether there were any near this fingerprint.
+    /// entries for too long. Returns whether there were any.
     fn pull_back_around(&mut self, fingerprint: u64, now: i64) -> bool {
         let (at, mut any) = (self.stepped_back_at, false);
         if at > 0 {
@@ -283,8 +265,7 @@ impl Shard {
         self.overflow.find(fingerprint, now, taken)
     }
 
-    /// Clears the count of a key under one quota. Returns `false` if the key may be counted in a
-    /// shared entry.
+    /// Returns `false` if the key may be counted in a shared entry.
     pub(super) fn clear_count(
         &mut self,
         now: i64,
@@ -314,7 +295,7 @@ impl Shard {
         true
     }
 
-    /// Sets an entry to nothing used, whatever the plan. (A new count depends on the plan.)
+    /// To nothing used, whatever the plan. (A new count depends on the plan.)
     fn renew(&mut self, now: i64, slot: Slot, quota: &Quota, shift: u64) {
         let State { start, until, .. } = Window::at(now, None, quota, shift).take(0);
         self.table.set(slot, until, Count { start, used: -MAX });
@@ -345,8 +326,8 @@ fn state(entry: Entry<Count>) -> State {
     State { start, used, until }
 }
 
-/// Moves a window that begins a window or more ahead (S4) to an instant, and returns whether it
-/// did. The count stays.
+/// Moves a window that begins a window or more ahead (S4), and returns whether it did. The count
+/// stays.
 fn pull_back(entry: &mut Entry<Count>, now: i64, to: i64) -> bool {
     let lasts = entry.until.saturating_sub(entry.payload.start);
     let is_ahead = lasts > 0 && entry.payload.start.saturating_sub(now) >= lasts;

@@ -10,7 +10,6 @@ pub(super) enum Time {
     Other(Box<dyn Clock>),
 }
 
-/// A reading of the clock.
 #[derive(Clone, Copy)]
 pub(super) struct Reading {
     pub(super) at: i64,
@@ -30,7 +29,6 @@ impl Time {
         Self::Other(Box::new(crate::sync::Instant::now()))
     }
 
-    /// The exact time.
     #[inline]
     pub(super) fn now(&self) -> Reading {
         let now = match self {
@@ -63,7 +61,7 @@ impl Reading {
         self.lag == 0
     }
 
-    /// The same reading from an instant on, if it may have been then.
+    /// From an instant on, if the reading may have been then.
     #[inline(always)]
     pub(super) fn not_before(self, at: i64) -> Option<Self> {
         if self.at >= at {
@@ -72,7 +70,6 @@ impl Reading {
         (at <= self.latest()).then(|| Self { at, lag: self.latest() - at })
     }
 
-    /// The latest that it may have been.
     #[inline]
     pub(super) fn latest(self) -> i64 {
         self.at + self.lag

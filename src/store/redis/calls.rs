@@ -30,15 +30,13 @@ pub(super) use failure::address_error;
 use failure::unexpected_answer;
 use gather::{Gather, Question};
 
-/// The server's counters, by calls that end in time and report to the breaker.
 #[derive(Clone)]
 pub(super) struct Calls {
     runtimes: Arc<Runtimes>,
-    /// `true` if decisions don't share calls.
     pub(super) one_by_one: bool,
     pub(super) commands: Commands,
     deadline: Duration,
-    /// The clock of a test, in place of the server's.
+    /// Of a test, in place of the server's.
     pub(super) clock: Option<Arc<dyn Clock>>,
 }
 
@@ -53,7 +51,6 @@ impl Calls {
         }
     }
 
-    /// Returns the same counters, with any deadline.
     pub(super) fn in_time(&self) -> InTime {
         let calls = self.clone();
         Arc::new(move |deadline| Arc::new(Self { deadline, ..calls.clone() }))
@@ -63,8 +60,7 @@ impl Calls {
         self.clock.as_ref().map(|clock| instant(clock.now_ms()))
     }
 
-    /// Sends a question, and once more if the boundaries of calendars were not around the server's
-    /// time.
+    /// Asks once more if the boundaries of calendars were not around the server's time.
     async fn ask_server(&self, question: impl Fn() -> Question) -> Result<Answer, StoreError> {
         let now = Instant::now();
         let until = now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER);
@@ -74,7 +70,6 @@ impl Calls {
         self.send_once(question(), until).await
     }
 
-    /// Sends a question, in a call with concurrent decisions if calls are shared.
     async fn send_once(&self, mut asked: Question, until: Instant) -> Result<Answer, StoreError> {
         let gather = self.runtimes.current_gather()?;
         if !self.one_by_one && !gather.one_by_one.load(Relaxed) {
@@ -147,11 +142,10 @@ impl Store for Calls {
     }
 }
 
-/// The runtimes that call a store. Each has a connection of its own, and calls of its own in
-/// flight, so that the end of a runtime does not affect the others.
+/// Each has a connection and calls in flight of its own, so that its end does not affect the
+/// others.
 struct Runtimes {
     origin: Arc<Origin>,
-    /// The connection and the calls of each runtime.
     gathers: Mutex<HashMap<Id, Arc<Gather>>>,
 }
 
@@ -163,7 +157,6 @@ impl Runtimes {
         this
     }
 
-    /// Returns the connection and the calls of the current runtime. The first call connects.
     fn current_gather(self: &Arc<Self>) -> Result<Arc<Gather>, StoreError> {
         let outside = |_| StoreError::new("Redis is called outside of a tokio runtime").unsent();
         let runtime = Handle::try_current().map_err(outside)?;

@@ -24,11 +24,10 @@ const NEAR: Duration = Duration::from_millis(100);
 /// A node that takes longer is given up. No call waits this long unless its deadline is longer.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// Calls nodes of a cluster.
 type Ask = Arc<dyn Fn(Cmd, RoutingInfo) -> Answering<Value> + Send + Sync>;
 
-/// Opens the library's connection to all nodes. `connecting` is how long to wait for a node's
-/// connection, by default as long as the app has set, and `answering` for each answer.
+/// `connecting` is how long to wait for a node's connection, by default as long as the app has set,
+/// and `answering` for each answer.
 pub(crate) async fn open(
     client: ClusterClient,
     connecting: Option<Duration>,
@@ -41,8 +40,8 @@ pub(crate) async fn open(
     client.get_async_connection_with_config(config).await
 }
 
-/// Connects. The library waits for all nodes that it knows, and one of them may be silent: so the
-/// first attempt is a short one.
+/// The library waits for all nodes that it knows, and one may be silent: so the first attempt is
+/// short.
 pub(crate) async fn connect<C, R>(
     open: Arc<impl Fn(Option<Duration>, Duration) -> R>,
     asks: bool,
@@ -74,15 +73,13 @@ where
     Ok((Box::new(connection), Shards::new(ranges, Some(slots))))
 }
 
-/// Returns the call that asks which node has which slots. The library follows redirections, and
-/// does not report them.
+/// The library follows redirections, and does not report them.
 fn slots_call() -> Cmd {
     redis::cmd("CLUSTER").arg("SLOTS").take()
 }
 
-/// Asks the masters that have these slots, each in a call of its own, and returns the first answer.
-/// The library leaves a single call of all masters unsent while calls of a silent one are in
-/// flight, until another call comes.
+/// Returns the first answer to a call of each master. A single call of all would stay unsent while
+/// calls of a silent one are in flight, until another call comes.
 async fn ask_masters(ask: Ask, slots: Vec<u16>, servers: Arc<Servers>) -> RedisResult<Ranges> {
     let asked = slots.into_iter().map(|slot| {
         let route = SingleNodeRoutingInfo::SpecificNode(Route::new(slot, SlotAddr::Master));
@@ -92,14 +89,12 @@ async fn ask_masters(ask: Ask, slots: Vec<u16>, servers: Arc<Servers>) -> RedisR
     Ok(note_slots(first_success(asked, silence()).await?, &servers))
 }
 
-/// Asks all masters in a call, and returns the first answer.
 async fn ask_a_master(ask: &Ask, call: Cmd) -> RedisResult<Value> {
     let any = (MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::OneSucceeded));
     ask(call, RoutingInfo::MultiNode(any)).await
 }
 
-/// Notes the names of the nodes in the answer to `CLUSTER SLOTS`, and returns their ranges.
-/// Malformed entries are left out.
+/// Leaves malformed entries out.
 fn note_slots(slots: Value, servers: &Servers) -> Ranges {
     let Value::Array(slots) = slots else { return Ranges::new() };
     let range = |range: Value| {

@@ -25,7 +25,7 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Calls in flight on a connection before the next one waits for its turn.
 const PIPELINE: usize = 1_024;
 
-/// The detail of an error that stands for an answer that did not come.
+/// Stands for an answer that did not come.
 pub(crate) const SILENT: &str = "no answer";
 
 /// Redis' answer to one client too many.
@@ -34,12 +34,10 @@ pub(crate) const FULL: &str = "max number of clients reached";
 /// How long to wait, at least, for a server to say why it closes a connection.
 const LISTEN: Duration = Duration::from_millis(10);
 
-/// Returns the error of a server that does not answer.
 pub(crate) fn silence() -> RedisError {
     (ErrorKind::Io, "the server does not answer", SILENT.to_owned()).into()
 }
 
-/// Opens a connection to a server that answers.
 pub(crate) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> {
     let start = Instant::now();
     match open_and_ping(client).await {
@@ -70,8 +68,8 @@ async fn open_and_ping(client: &Client) -> RedisResult<MultiplexedConnection> {
     }
 }
 
-/// Returns the error that a server sends before any command, as it does with `maxclients`
-/// connections. The library takes it for the answer to its own command.
+/// What a server sends before any command, as with `maxclients` connections, the library takes for
+/// the answer to its own command.
 async fn read_refusal(client: &Client) -> Option<RedisError> {
     let ConnectionAddr::Tcp(host, port) = client.get_connection_info().addr() else { return None };
     let stream = TcpStream::connect((host.as_str(), *port)).await.ok()?;
@@ -81,7 +79,7 @@ async fn read_refusal(client: &Client) -> Option<RedisError> {
     redis::parse_redis_value(&said[..read]).and_then(|value| value.extract_error()).err()
 }
 
-/// Returns the name of a client's server, for the log: without user and password.
+/// For the log: without user and password.
 pub(crate) fn server_name(client: &Client) -> Option<String> {
     match client.get_connection_info().addr() {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
@@ -96,8 +94,8 @@ pub(crate) fn host_and_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Returns the same client, whose connections probe their peer and send at once. They don't say the
-/// library's name, unless the app has chosen one: proxies that don't know the command hang up.
+/// Connections probe their peer and send at once. They don't say the library's name, unless the app
+/// has chosen one: proxies that don't know the command hang up.
 pub(crate) fn with_keepalive(client: &Client) -> RedisResult<Client> {
     let mut info = client.get_connection_info().clone();
     if info.redis_settings().lib_name().is_none() {
@@ -111,8 +109,8 @@ pub(crate) fn with_keepalive(client: &Client) -> RedisResult<Client> {
     Client::open(info.set_tcp_settings(settings))
 }
 
-/// Waits for the first that succeeds, of several that begin at once, as some may be silent. If none
-/// succeeds, returns the last error, or `none` if there are none.
+/// All begin at once, as some may be silent. If none succeeds, returns the last error, or `none` if
+/// there are none.
 #[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
 pub(crate) async fn first_success<T: Send + 'static>(
     asked: impl IntoIterator<Item = impl Future<Output = RedisResult<T>> + Send + 'static>,
@@ -130,7 +128,7 @@ pub(crate) async fn first_success<T: Send + 'static>(
     Err(error)
 }
 
-/// Chooses rustls' cryptography, unless the app has. Without a choice, rustls panics if the app's
+/// Unless the app has chosen rustls' cryptography: without a choice, rustls panics if the app's
 /// dependencies bring several.
 pub(crate) fn install_tls_provider() {
     #[cfg(feature = "redis-tls")]
@@ -140,7 +138,6 @@ pub(crate) fn install_tls_provider() {
     }
 }
 
-/// Returns why TLS has refused a connection in this process.
 #[cfg(feature = "redis-tls")]
 pub(crate) fn describe_tls_refusal(error: &io::Error) -> Option<&'static str> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;

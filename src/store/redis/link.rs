@@ -2,10 +2,9 @@
 //!
 //! The client library has a connection manager for a single server, but none for Sentinel, none
 //! that leaves a server that fell silent or became a replica, and none that notices a connection
-//! that the network dropped. A link does this for all kinds of servers: only the closure that
-//! connects differs.
+//! that the network dropped. A link does this for all kinds of servers.
 //!
-//! Each runtime has its own link, as another runtime may end or stand still. Without calls, no task
+//! Each runtime has its own link, as another one may end or stand still. Without calls, no task
 //! runs. A call that finds the connection idle or lost starts a task, and all calls wait for it:
 //!
 //! ```text
@@ -14,8 +13,6 @@
 //!             │ lost: renew                                                   │
 //!             └──> wait, until a task has an answer or patience ends <── silent, closed, replica
 //! ```
-//!
-//! What decides about another connection is all in these files:
 //!
 //! - `Link`: what calls ask for a connection, and tell its outcome. `Connection`: what one call
 //!   sends over (here).
@@ -50,32 +47,29 @@ use shards::Health;
 pub(super) use shards::{Answering, Ranges, Shards, Slots};
 use upkeep::{PAUSE, Status, Upkeep};
 
-/// A connection without answers for this long is tested before it is used.
+/// Without answers for this long, a connection is tested before it is used.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The connection of a store in a runtime; clones share it.
 #[derive(Clone)]
 pub(super) struct Link {
     upkeep: Arc<Upkeep>,
-    /// A key of the shard to call, in a cluster.
+    /// Of the shard to call, in a cluster.
     key: Option<Arc<[u8]>>,
 }
 
 impl Link {
-    /// Creates the link of the current runtime, which begins to connect.
+    /// Begins to connect, in the current runtime.
     pub(super) fn new(origin: &Arc<Origin>) -> Self {
         let upkeep = Arc::new(Upkeep::new(origin));
         upkeep.renew();
         Self { upkeep, key: None }
     }
 
-    /// Waits until all clones of the link are dropped.
     pub(super) fn wait_for_end(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut changes = self.upkeep.status.subscribe();
         async move { while changes.changed().await.is_ok() {} }
     }
 
-    /// Returns the same link, for calls to the shard of a key.
     pub(super) fn for_key(&self, key: &[u8]) -> Self {
         Self {
             upkeep: Arc::clone(&self.upkeep),
@@ -83,7 +77,7 @@ impl Link {
         }
     }
 
-    /// Returns the number of the shard that has the key: a hash of its server's address.
+    /// A hash of the server's address.
     pub(super) fn fault_domain(&self) -> u64 {
         self.upkeep.status.borrow().shards.shard_of(self.key.as_deref()).node
     }
@@ -105,7 +99,7 @@ impl Link {
         }
     }
 
-    /// Returns a connection, or until when to wait for a change.
+    /// Or until when to wait for a change.
     fn try_get(&self, patience: u64) -> RedisResult<Result<Connection, Instant>> {
         let (upkeep, origin) = (&self.upkeep, &self.upkeep.origin);
         let now = origin.now();
@@ -164,7 +158,7 @@ impl Link {
         Err(status.error.clone().unwrap_or_else(silence))
     }
 
-    /// Starts a task that tests a shard. `sent`: when a call was sent that has failed, if one has.
+    /// `sent`: when a call was sent that has failed, if one has.
     fn start_check(&self, health: &Health, sent: Option<u64>) {
         let status = self.upkeep.status.borrow();
         let (check, ends_at) = self.upkeep.check(self.key.clone(), &status, sent);
@@ -172,9 +166,8 @@ impl Link {
         tokio::spawn(check);
     }
 
-    /// Marks a shard as lost `since` then, and connects again. Calls wait for that until their
-    /// patience, counted from `since`, has ended. Returns `false` if the shard was lost already, or
-    /// the connection replaced.
+    /// Calls wait for another connection until their patience, counted from `since`, has ended.
+    /// Returns `false` if the shard was lost already, or the connection replaced.
     fn mark_lost(&self, made: u64, health: &Health, since: u64) -> bool {
         if self.upkeep.status.borrow().made != made {
             return false;
@@ -187,7 +180,7 @@ impl Link {
         first
     }
 
-    /// Marks a shard as lost whose connection is closed or silent. Tests it: it may answer again.
+    /// Tests the shard: it may answer again.
     fn mark_silent(&self, made: u64, health: &Health, since: u64) {
         if self.mark_lost(made, health, since) {
             self.start_check(health, Some(since));
@@ -195,7 +188,6 @@ impl Link {
     }
 }
 
-/// The connection of one call.
 pub(super) struct Connection {
     connection: Box<dyn Handle>,
     link: Link,
@@ -203,11 +195,9 @@ pub(super) struct Connection {
     health: Arc<Health>,
     /// The connection before led to a replica: if this one does, the next one may, too.
     after_replica: bool,
-    /// When it was handed out.
     at: u64,
-    /// The longest that its callers wait, in milliseconds.
+    /// The longest of its callers, in milliseconds.
     patience: u64,
-    /// `true` if the last command was not sent.
     unsent: bool,
 }
 
@@ -240,7 +230,7 @@ impl Connection {
         answer
     }
 
-    /// Notes the outcome of a call: an answer, an error, or `None` if no answer came.
+    /// `None` if no answer came.
     pub(super) fn report_outcome<T>(&self, outcome: Option<Result<&T, &RedisError>>) {
         let &Self { ref link, made, at, .. } = self;
         let upkeep = &link.upkeep;
@@ -278,29 +268,26 @@ impl Connection {
         }
     }
 
-    /// Reports an answer to the breaker.
     pub(super) fn report_answer<T>(&self, answer: &Result<T, StoreError>) {
         let origin = &self.link.upkeep.origin;
         origin.breaker.report_answer(self.health.node, Some(origin.instant(self.at)), answer);
     }
 
-    /// Returns the connection for calls that don't count for the shard's health.
+    /// For calls that don't count for the shard's health.
     pub(super) fn handle(&mut self) -> &mut dyn Handle {
         &mut *self.connection
     }
 
-    /// Returns whether the last command was not sent because the connection had ended, and another
-    /// connection can be made.
+    /// The connection had ended before the last command, and another can be made.
     pub(super) fn is_unsent(&self) -> bool {
         self.unsent && self.link.upkeep.origin.connect.is_some()
     }
 
-    /// Returns whether another connection may lead to the master if this one leads to a replica.
+    /// Another connection may lead to the master if this one leads to a replica.
     pub(super) fn is_replaceable(&self) -> bool {
         self.link.upkeep.origin.connect.is_some() && !self.after_replica
     }
 
-    /// Drops the connection, and has another one made.
     pub(super) fn replace(self) {
         let Self { link, made, health, unsent, .. } = self;
         let now = link.upkeep.origin.now();

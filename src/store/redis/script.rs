@@ -22,11 +22,10 @@ pub(super) use merged::MergedCall;
 pub(super) static ONE: LazyLock<Lua> =
     LazyLock::new(|| Lua::new(&with_parts("--[[ one ]]").replace("[place]", "[1]")));
 
-/// The same for several decisions, one after the other.
 pub(super) static MANY: LazyLock<Lua> =
     LazyLock::new(|| Lua::new(&with_parts(include_str!("script/many.lua"))));
 
-/// Puts the parts of `window.lua` in place of their names. A part may name those that follow it.
+/// A part of `window.lua` may name those that follow it.
 fn with_parts(script: &str) -> String {
     let parts = include_str!("script/window.lua").split("\n----- ").skip(1);
     parts.fold(script.to_owned(), |script, part| {
@@ -35,22 +34,21 @@ fn with_parts(script: &str) -> String {
     })
 }
 
-/// A script, and its hash, by which a server that has it is called.
 pub(super) struct Lua {
     hash: String,
     code: String,
 }
 
 impl Lua {
-    /// Creates a script without the comments and indents of its code, which travels with calls.
+    /// Strips the comments and indents of the code, which travels with calls.
     pub(super) fn new(code: &str) -> Self {
         let lines = code.lines().map(str::trim).filter(|line| !line.starts_with("--"));
         let code = lines.collect::<Vec<_>>().join("\n");
         Self { hash: Script::new(&code).get_hash().to_owned(), code }
     }
 
-    /// Returns the same call, with the script in place of its hash. The server keeps the script
-    /// for later calls by the hash. Servers and proxies without `SCRIPT` take it, too.
+    /// The server keeps the script of such a call for later calls by the hash. Servers and proxies
+    /// without `SCRIPT` take it, too.
     pub(super) fn eval(&self, call: &Cmd) -> Cmd {
         let mut eval = cmd("EVAL");
         eval.arg(&self.code);
@@ -61,36 +59,31 @@ impl Lua {
     }
 }
 
-/// Returns the arguments of a call from the nth on.
 pub(super) fn args_from(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
     let all = call.args_iter().skip(from);
     all.map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
 }
 
-/// Returns the key of a call: of a script, or of a plain command.
 pub(super) fn key_of(call: &Cmd) -> &[u8] {
     let script = args_from(call, 0).next() == Some(b"EVALSHA");
     args_from(call, if script { 3 } else { 1 }).next().unwrap_or_default()
 }
 
-/// Stands in place of the tokens taken if the time is outside of the calendars' boundaries.
+/// In place of the tokens taken: the time is outside of the calendars' boundaries.
 const OUTSIDE: i64 = -2;
 
 /// The numbers that scripts know exactly. No other one is an answer.
 const IN_SCRIPTS: RangeInclusive<i64> = -(1 << 53)..=1 << 53;
 
-/// A script's answer to a charge or a correction.
 pub(super) enum Answer {
     /// The time, and the tokens used now: below 0 if the charge was refused.
     Plain(i64, i64),
     /// The time, the tokens taken, and the states as they were.
     General(Vec<Option<i64>>),
-    /// The answers to the charges of a group.
     Group(Vec<Self>),
 }
 
 impl Answer {
-    /// Parses the answer of [`ONE`], or of a plain command.
     pub(super) fn from_one(value: Value) -> RedisResult<Self> {
         match value.extract_error()? {
             Value::BulkString(bytes) => {
@@ -100,7 +93,6 @@ impl Answer {
                 let &[used, micros] = numbers else { return Err(unexpected_answer()) };
                 Self::plain(i64::from_be_bytes(micros), i64::from_be_bytes(used))
             }
-            // A plain command's answer.
             Value::Int(number) => Ok(Self::General(vec![Some(number)])),
             array => Self::general(array),
         }
@@ -118,8 +110,7 @@ impl Answer {
         numbers.ok().filter(are_exact).map(Self::General).ok_or_else(unexpected_answer)
     }
 
-    /// Returns the server's time if nothing was done because the boundaries of calendars were not
-    /// around it.
+    /// The server's time, if nothing was done because it is outside of the calendars' boundaries.
     pub(super) fn time_outside(&self) -> Option<i64> {
         match self {
             Self::General(numbers) => match numbers[..] {
@@ -131,8 +122,8 @@ impl Answer {
         }
     }
 
-    /// Returns the decision, computed here once more, in integers. `None` if the script has decided
-    /// otherwise. `now` is the time if it is not the server's.
+    /// Computes the decision once more, in integers. `None` if the script has decided otherwise.
+    /// `now` is the time if it is not the server's.
     pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
         let (one, many);
         let seen: &[Basis<'_>] = match self {
@@ -165,7 +156,6 @@ impl Answer {
         agreed.then_some(decision)
     }
 
-    /// Returns what one charge was decided on.
     fn basis<'a>(&self, charge: &Charge<'a>, now: Option<i64>) -> Option<Basis<'a>> {
         match self {
             Self::Plain(time, used) => {
@@ -184,7 +174,6 @@ fn unexpected_answer() -> RedisError {
     (ErrorKind::UnexpectedReturnType, "an unexpected answer").into()
 }
 
-/// The time and the windows that a charge was decided on, and its outcome.
 struct Basis<'a> {
     now: i64,
     windows: [Window<'a>; Quotas::MAX],
@@ -248,8 +237,8 @@ mod tests {
     use crate::quota::Quota;
     use crate::store::account::{Account, Scope};
 
-    /// What a server may answer, garbage included, is a decision or an error. The arithmetic is
-    /// checked for overflows here.
+    /// Whatever a server answers is a decision or an error. The arithmetic is checked for overflows
+    /// here.
     #[test]
     fn no_answer_of_a_server_panics() {
         const MAX: i64 = Quota::MAX_TOKENS as i64;

@@ -13,24 +13,20 @@ const FAILURES: u32 = 5;
 /// How long the breaker stays open before a single call may test the store.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Counts consecutive failures of each part of a store that fails independently.
 #[derive(Default)]
 pub(crate) struct Breaker {
-    /// How many parts fail: usually none, and then nothing is locked.
+    /// Parts that fail: usually none, and then nothing is locked.
     failing: AtomicUsize,
     domains: Mutex<HashMap<u64, Failures>>,
-    /// How many calls have tested the store, over all outages.
     probes: AtomicU64,
 }
 
 #[derive(Default)]
 struct Failures {
     in_a_row: u32,
-    /// When the last failure was known.
     last: Option<Instant>,
-    /// `true` if nothing can be sent to the part.
+    /// Nothing can be sent to the part.
     cut_off: bool,
-    /// When the next call may pass, once the breaker is open.
     next: Option<Instant>,
     /// The number of the call that tests the store, and when the call is given up.
     probe: Option<(u64, Instant)>,
@@ -43,8 +39,8 @@ impl Failures {
 }
 
 impl Breaker {
-    /// Begins a call, which ends when the guard is dropped. While the breaker is open, one call may
-    /// be made in each pause, and one at a time. It is given up after `longest`, if that is known.
+    /// The call ends when the guard is dropped. While the breaker is open, one call may be made in
+    /// each pause, and one at a time. It is given up after `longest`, if that is known.
     pub(super) fn begin_call(
         self: &Arc<Self>,
         domain: u64,
@@ -70,7 +66,6 @@ impl Breaker {
             probe = Some(number);
         }
         let this = Arc::clone(self);
-        // At the end of this call, the next one may test the store.
         Ok(AtEnd(move || {
             if let Some(probe) = probe
                 && let Some(failures) = sync::lock(&this.domains).get_mut(&domain)
@@ -81,8 +76,8 @@ impl Breaker {
         }))
     }
 
-    /// Notes the answer of a part, unless the call was not sent. `sent`: when the call was sent.
-    /// The failure of a call that was sent before the last failure was known does not count again.
+    /// The failure of a call that was `sent` before the last failure was known does not count
+    /// again.
     pub(crate) fn report_answer<T>(
         &self,
         domain: u64,
@@ -107,7 +102,6 @@ impl Breaker {
         }
     }
 
-    /// Opens the breaker at once, as nothing can be sent to a part.
     #[cfg(feature = "redis")]
     pub(crate) fn cut_off(&self, domain: u64) {
         self.change_failures(domain, |failures| {
@@ -118,7 +112,6 @@ impl Breaker {
         });
     }
 
-    /// Notes that calls can be sent to a part again.
     #[cfg(feature = "redis")]
     pub(crate) fn note_connected(&self, domain: u64) {
         if self.failing.load(Ordering::Relaxed) > 0 {

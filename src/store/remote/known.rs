@@ -2,8 +2,8 @@
 //! locks. What finds no room in it is not known.
 //!
 //! A refusal is remembered as the states that it was decided on. Later charges are decided on them
-//! anew, under the quotas of their own: as counts only grow while their window runs, a charge that
-//! they refuse the store would refuse as well. What would pass here is for the store to decide.
+//! anew, under their own quotas: as counts only grow while their window runs, the store would
+//! refuse what they refuse. What would pass here is for the store to decide.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ use crate::sync::Instant;
 use crate::sync::{self, Mutex, MutexGuard};
 use crate::window::{MAX, State};
 
-/// Counts: some 30 MB.
+/// Some 30 MB.
 const MAX_FACTS: usize = 300_000;
 /// An answer that took longer is not remembered, in milliseconds.
 const MAX_ROUND_TRIP: i64 = 1_024;
@@ -29,25 +29,22 @@ const LEAST_SLEEP: Duration = Duration::from_millis(100);
 /// Keys share the marks that say that one of them has changed.
 const MARKS: usize = 1_024;
 
-/// A process's knowledge of a store.
 pub(super) struct Known {
     /// When the time of this process began, by its clock and by those that show whether it slept.
     since: Instant,
     clocks: [Duration; 2],
     shards: Sharded<Mutex<Table<Fact>>>,
-    /// Buckets in a shard's table when it has grown.
     buckets: usize,
-    /// How often this process has changed a key of each mark: what was asked before then is not
+    /// How often this process has changed a key of each mark: what was asked before is not
     /// remembered.
     marks: Box<[AtomicU64]>,
 }
 
-/// A count that has refused a charge, as the store last showed it.
 #[derive(Clone, Copy, Default)]
 struct Fact {
-    /// The hash of the key, by which a reset finds the facts of all its quotas.
+    /// Of the key: by it a reset finds the facts of all its quotas.
     hash: u64,
-    /// The store's state, or one that has ended if the store has none.
+    /// One that has ended if the store has none.
     state: State,
     /// By how much the store's clock is ahead of this process's: at least, and at most.
     lag: [i64; 2],
@@ -55,14 +52,13 @@ struct Fact {
     at: i64,
 }
 
-/// The facts of a key, one for each quota, under the lock that they share.
+/// Of a key, one for each quota, under the lock that they share.
 struct Facts<'a> {
     now: i64,
     hash: u64,
     table: MutexGuard<'a, Table<Fact>>,
 }
 
-/// When a question is sent, and what had happened to its key before.
 #[derive(Clone, Copy)]
 pub(super) struct Sent {
     at: i64,
@@ -84,7 +80,6 @@ impl Default for Known {
 }
 
 impl Known {
-    /// Locks the facts of a key.
     fn of(&self, scope: &Scope, key: &Key) -> Facts<'_> {
         let (table, hash) = self.shards.shard_of(scope, key);
         let mut table = sync::lock(table);
@@ -94,8 +89,7 @@ impl Known {
         Facts { now: self.now(), hash, table }
     }
 
-    /// Returns the refusal that follows from facts that are younger than `remember`, in
-    /// milliseconds, else when the store is called.
+    /// By facts younger than `remember`, in milliseconds. The error says when the store is called.
     pub(super) fn look(&self, charge: &Charge<'_>, remember: i64) -> Result<Decision, Sent> {
         let account = charge.account();
         let facts = self.of(account.scope, account.key);
@@ -117,8 +111,6 @@ impl Known {
         Sent { at: facts.now, of, mark: self.marks[of].load(Ordering::Relaxed) }
     }
 
-    /// Notes the states of a line that refused, for as long as `remember` says. The states of
-    /// another answer take the place of those that are known already.
     pub(super) fn note(
         &self,
         place: usize,
@@ -149,7 +141,7 @@ impl Known {
         }
     }
 
-    /// Forgets the counts that are corrected, also those of answers on their way.
+    /// Also those of answers on their way.
     pub(super) fn correct(&self, account: &Account<'_>) {
         let mut facts = self.change(account.scope, account.key);
         for quota in account.quotas() {
@@ -157,11 +149,11 @@ impl Known {
         }
     }
 
-    /// Forgets all counts of a key, also those of answers on their way.
+    /// Also those of answers on their way.
     pub(super) fn reset(&self, scope: &Scope, key: &Key) {
         let mut facts = self.change(scope, key);
         let hash = facts.hash;
-        // They are looked for in the whole table: resets are rare.
+        // In the whole table: resets are rare.
         let of_key = facts.table.entries_mut().filter(|entry| entry.payload.hash == hash);
         of_key.for_each(|entry| *entry = Entry::default());
     }
@@ -172,8 +164,8 @@ impl Known {
         facts
     }
 
-    /// The monotonic clock stands still while a machine is suspended, or a virtual one paused, so
-    /// that time is added.
+    /// The monotonic clock stands still while a machine is suspended, or a virtual one paused: that
+    /// time is added.
     fn elapsed(&self) -> Duration {
         let asleep = || {
             let ([awake, all], [awake_now, all_now]) = (self.clocks, clocks());
@@ -185,17 +177,16 @@ impl Known {
         self.since.elapsed() + asleep.filter(is_sleep).unwrap_or_default()
     }
 
-    /// Returns the time of this process, in milliseconds, also of that for which it slept.
+    /// In milliseconds, with the time for which this process slept.
     fn now(&self) -> i64 {
         let elapsed = self.elapsed();
         // `as_millis` would count in 128 bits.
         (elapsed.as_secs() * 1_000) as i64 + i64::from(elapsed.subsec_millis())
     }
 
-    /// Returns by how much the store's clock is ahead, at least and at most. The store read it
-    /// after `sent_at`, when it was asked, and before `decision` arrived, which is now. With the
-    /// most, an end that the store has given comes early; with the least, the store's time is taken
-    /// as late.
+    /// By how much the store's clock is ahead, at least and at most: the store read it between
+    /// `sent_at` and now, when `decision` arrived. With the most, an end that the store has given
+    /// comes early; with the least, the store's time is taken as late.
     fn lag(&self, decision: &Decision, sent_at: i64) -> Range<i64> {
         // Rounded up, so that the decision does not seem younger than it is.
         let received = self.elapsed().as_nanos().div_ceil(1_000_000) as i64;
@@ -224,8 +215,8 @@ impl Facts<'_> {
         }
     }
 
-    /// Returns the states of all quotas of a charge, if each is known and young enough, and the
-    /// time by the store's clock: at least, and at most.
+    /// `None` unless each is known and young enough. The time is the store's: at least, and at
+    /// most.
     fn refusing(
         &self,
         charge: &Charge<'_>,
@@ -271,7 +262,7 @@ fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
     }
 }
 
-/// Returns the time by a clock that stands still while the machine sleeps, and by one that goes on.
+/// Of one that stands still while the machine sleeps, and of one that goes on.
 #[cfg(all(target_os = "linux", not(tfw_sim)))]
 fn clocks() -> [Duration; 2] {
     use rustix::time::{ClockId, clock_gettime};
@@ -293,7 +284,6 @@ fn clocks() -> [Duration; 2] {
     [START.elapsed(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()]
 }
 
-/// A simulated machine does not sleep.
 #[cfg(tfw_sim)]
 fn clocks() -> [Duration; 2] {
     [Duration::ZERO; 2]

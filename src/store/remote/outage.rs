@@ -8,10 +8,9 @@ use crate::sync::{self, Instant, Mutex};
 
 /// The store is back when it has answered for this time without a failure.
 const STEADY: Duration = Duration::from_secs(1);
-/// Causes of one outage that are logged.
+/// Those of one outage that are logged.
 const MAX_CAUSES: usize = 8;
 
-/// The current outage of a store, if there is one.
 #[derive(Default)]
 pub(super) struct Outage {
     is_on: AtomicBool,
@@ -20,16 +19,13 @@ pub(super) struct Outage {
 
 struct Failing {
     since: Instant,
-    /// The causes that were logged, each with the part of the store that has failed.
+    /// Those logged, each with the part of the store that has failed.
     causes: Vec<(u64, String)>,
-    /// Since when the store has answered without a failure.
     well_since: Option<Instant>,
-    /// Requests that were answered without the store.
     answered_without: u64,
 }
 
 impl Outage {
-    /// Notes the failure of a part of the store. Returns whether it is to be logged.
     pub(super) fn note_failure(&self, domain: u64, error: &StoreError) -> bool {
         let cause = (domain, error.to_string());
         let mut state = sync::lock(&self.state);
@@ -51,8 +47,8 @@ impl Outage {
         true
     }
 
-    /// Notes an answer of the store. If the store is back, returns how many requests were answered
-    /// without it, and how long it failed.
+    /// If the store is back, returns how many requests were answered without it, and how long it
+    /// failed.
     pub(super) fn note_success(&self) -> Option<(u64, Duration)> {
         if !self.is_on.load(Ordering::Relaxed) {
             return None;

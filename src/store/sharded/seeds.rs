@@ -12,7 +12,6 @@ use super::{Aligned, Sharded, fingerprint, hash};
 use crate::key::Key;
 use crate::quota::{Quota, Weekday};
 
-/// The seeds of the hashes of keys.
 #[derive(Clone, Copy)]
 pub(in crate::store) struct Seeds {
     pub(in crate::store) own: u64,
@@ -20,11 +19,9 @@ pub(in crate::store) struct Seeds {
     pub(in crate::store) shared: u64,
 }
 
-/// The `SharedSeed` of each [`Seeds::shared`].
 static SHARED: Mutex<BTreeMap<u64, &SharedSeed>> = Mutex::new(BTreeMap::new());
 
 impl Seeds {
-    /// Seeds that can't be guessed.
     pub(in crate::store) fn random() -> Self {
         // The standard library seeds its hashes from the system's source of randomness.
         let random = || RandomState::new().hash_one(0);
@@ -41,8 +38,8 @@ impl Seeds {
         SeedableRandomState::with_seed(self.own, seed)
     }
 
-    /// Returns a digest of known keys, hashed in each way that the hash and the counters have. A
-    /// build with another digest would find no entry by these seeds.
+    /// Hashes known keys in each way that the hash and the counters have. A build with another
+    /// digest would find no entry by these seeds.
     pub(in crate::store) fn probe(self) -> u64 {
         let hasher = self.hasher();
         let scope = Scope::named("probe");
@@ -67,14 +64,12 @@ impl Seeds {
 }
 
 impl<S: Default> Sharded<S> {
-    /// Shards of another process, whose hashes begin with these seeds.
     pub(in crate::store) fn restored(shards: Vec<S>, seeds: Seeds) -> Self {
         let count = shards.len();
         let shards: Box<[_]> = shards.into_iter().map(Aligned).collect();
         Self { shards: shards.into(), count, hasher: seeds.hasher() }
     }
 
-    /// New shards, whose hashes begin with these seeds.
     pub(in crate::store) fn seeded(count: usize, seeds: Seeds) -> Self {
         Self { hasher: seeds.hasher(), ..Self::new(count) }
     }

@@ -10,8 +10,6 @@ use crate::quota::Quota;
 use crate::window::{State, Window};
 
 impl Shard {
-    /// Decides a plain charge of one plain quota in a window that runs. Returns the state that was
-    /// found, too.
     #[inline(always)]
     pub(in crate::store::memory) fn charge_running(
         &mut self,
@@ -27,7 +25,6 @@ impl Shard {
         Some((ruling, state))
     }
 
-    /// Decides a charge of a plain quota by a state whose window runs.
     #[inline(always)]
     pub(in crate::store::memory) fn rule_running(
         now: Reading,
@@ -40,10 +37,10 @@ impl Shard {
     }
 
     /// Decides the first plain charge of a quota in a window, in the key's entry or in a free one.
-    /// A refusal needs none. Returns whether the entry is new, too.
+    /// A refusal needs none. The flag says that the entry is new.
     ///
-    /// Returns `None` if the quota carries tokens over, if the charge takes nothing, if its window
-    /// may be about to end, or if the key may share a count.
+    /// `None` if the quota carries tokens over, the charge takes nothing, its window may be about
+    /// to end, or the key may share a count.
     #[inline(always)]
     pub(in crate::store::memory) fn charge_first(
         &mut self,
@@ -77,14 +74,12 @@ impl Shard {
         Some((decision, is_new))
     }
 
-    /// Sets the used tokens of an entry.
     #[inline]
     pub(in crate::store::memory) fn set_used(&mut self, slot: Slot, used: i64) {
         self.table.payload_mut(slot).used = used;
     }
 
-    /// Returns the key's own entry for a plain quota, if its window runs at every instant that the
-    /// reading may mean.
+    /// `None` unless the window runs at every instant that the reading may mean.
     #[inline(always)]
     pub(in crate::store::memory) fn running<'a>(
         &self,

@@ -3,14 +3,12 @@
 use super::super::super::table::{Bucket, Table};
 use super::{Count, PER_OVERFLOW, Shard};
 
-/// A table of the shard: entries of single keys, or the overflow.
 #[derive(Clone, Copy)]
 pub(in crate::store::memory) enum Part {
     Own,
     Overflow,
 }
 
-/// The times of a shard.
 #[derive(Clone, Copy)]
 pub(in crate::store::memory) struct Times {
     pub(in crate::store::memory) latest: i64,
@@ -29,8 +27,6 @@ impl Shard {
         Times { latest: self.latest, stepped_back_at: self.stepped_back_at }
     }
 
-    /// Returns a shard with the tables and the times of a saved one. If the clock has stepped back
-    /// since, the first call detects that.
     pub(in crate::store::memory) fn restored(
         Times { latest, stepped_back_at }: Times,
         own: Vec<Bucket<Count>>,
@@ -42,8 +38,7 @@ impl Shard {
             return Self::default();
         }
         let table = Table::restored(own, max_buckets, now);
-        // The number of shared entries selects the entry of a key, so that it must not change while
-        // one runs.
+        // The number of shared entries selects a key's entry, so it must not change while one runs.
         let buckets = shared.len();
         let shared = Table::restored(shared, buckets, now);
         let overflow_until = shared.last_end();
@@ -54,7 +49,7 @@ impl Shard {
         restored
     }
 
-    /// Returns the smallest bound on buckets under which a shard may have tables of this size.
+    /// The smallest bound on buckets under which a shard may have tables of this size.
     pub(in crate::store::memory) fn needed_buckets(&self) -> usize {
         let [own, shared] = [Part::Own, Part::Overflow].map(|part| self.buckets(part).len());
         own.max((shared * PER_OVERFLOW).saturating_sub(PER_OVERFLOW - 1))

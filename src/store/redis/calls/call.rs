@@ -17,12 +17,10 @@ use super::failure::{late_error, store_error, unsent_error};
 use super::gather::QueuedQuestion;
 use crate::store::reply::StoreError;
 
-/// What a server answers that does not have the script of a call. Nothing was done then.
 const MISSING_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
-/// Sends a batch, whose callers wait until `until`, and answers them. Returns how long the call
-/// took; or the batch, if it was refused only because it has several questions: nothing was done
-/// then.
+/// The callers of the batch wait until `until`. Returns how long the call took; or the batch, if it
+/// was refused, with nothing done, only because it has several questions.
 pub(crate) async fn call_server(
     link: &Link,
     mut batch: Vec<QueuedQuestion>,
@@ -64,8 +62,7 @@ pub(crate) async fn call_server(
     Ok(None)
 }
 
-/// Returns whether a batch was refused only because it has several questions: their keys are in
-/// several slots, or Tair does not take the script, whose keys are no literals.
+/// The keys are in several slots, or Tair does not take the script, whose keys are no literals.
 fn is_refused_as_one(error: &RedisError, batch: &[QueuedQuestion]) -> bool {
     let says = |text| error.detail().is_some_and(|detail| detail.contains(text));
     let refused = error.kind() == ErrorKind::Server(ServerErrorKind::CrossSlot)
@@ -83,9 +80,9 @@ fn report_and_answer(
     waiting.send_answer(answer);
 }
 
-/// Sends the questions of a batch whose callers still wait. Sends them again only if nothing was
-/// done: the script is missing, the connection had ended before, or a replica refused to write.
-/// Returns the answers, and how long they took if something was sent.
+/// Sends the questions whose callers still wait; again only if nothing was done: the script is
+/// missing, the connection had ended before, or a replica refused to write. Returns the answers,
+/// and how long they took if something was sent.
 async fn send_and_resend(
     link: &Link,
     over: &mut Option<Connection>,
@@ -150,7 +147,6 @@ async fn send_and_resend(
     }
 }
 
-/// Returns a connection to send over, in place of the one before.
 async fn next_connection<'a>(
     link: &Link,
     over: &'a mut Option<Connection>,
@@ -162,7 +158,7 @@ async fn next_connection<'a>(
     Ok(over.insert(link.get_connection(patience).await?))
 }
 
-/// Asks which command is missing, if an error does not name it, and puts that in its place.
+/// If an error does not name the missing command, asks for it.
 async fn name_missing(
     answers: &mut RedisResult<Vec<RedisResult<Answer>>>,
     connection: &mut Connection,

@@ -46,7 +46,7 @@ pub(crate) fn store_error(error: RedisError) -> StoreError {
     }
 }
 
-/// Returns the cause of an error, in words that the operator can act on, and what is known beyond.
+/// In words that the operator can act on, and what is known beyond.
 fn cause(error: &RedisError) -> (&'static str, Option<String>) {
     use ServerErrorKind::{Ask, MasterDown, Moved, NoPerm, ReadOnly};
 
@@ -83,14 +83,12 @@ fn cause(error: &RedisError) -> (&'static str, Option<String>) {
     (what, harmless_code(error))
 }
 
-/// Returns the error's code, if it says something and contains no secret.
 fn harmless_code(error: &RedisError) -> Option<String> {
     let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
     let is_harmless = |code: &&str| code.len() <= 32 && code.bytes().all(plain);
     error.code().filter(|code| *code != "ERR").filter(is_harmless).map(str::to_owned)
 }
 
-/// Returns what the system or TLS says.
 fn describe_io(error: &RedisError) -> Option<String> {
     let source = error.source()?;
     let io = match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
@@ -108,14 +106,13 @@ fn describe_io(error: &RedisError) -> Option<String> {
     })
 }
 
-/// Returns what is wrong with an address that the library has parsed.
 fn describe_address(error: &RedisError) -> Option<String> {
     let said = error.to_string();
     let known = [("feature is not enabled", NO_TLS), ("No address found", UNRESOLVED)];
     known.iter().find(|(text, _)| said.contains(text)).map(|(_, what)| (*what).to_owned())
 }
 
-/// Returns the error of an address that is not valid. The usual advice would lead away from TLS.
+/// The usual advice would lead away from TLS.
 pub(crate) fn address_error(advice: &'static str, error: RedisError) -> StoreError {
     let lacks_tls = describe_address(&error).as_deref() == Some(NO_TLS);
     StoreError::with_source(if lacks_tls { NO_TLS } else { advice }, error)

@@ -23,29 +23,27 @@ use super::failure::{late_error, runtime_ended_error, unsent_error};
 use crate::store::reply::StoreError;
 use crate::sync::{self, AtEnd};
 
-/// How often a sender yields before it sends. tokio returns to it after some sixty tasks, and
-/// callers that were just answered should have the chance to ask again.
+/// Yields of a sender before it sends. tokio returns to it after some sixty tasks, and callers that
+/// were just answered should have the chance to ask again.
 const YIELDS: usize = 3;
 /// Keys in one call. Larger batches save little and block the server longer.
 const MAX_BATCH: usize = 128;
-/// Calls that may be in flight at any distance: with one, the server would be idle while its answer
-/// travels.
+/// In flight at any distance: with one, the server would be idle while its answer travels.
 const MIN_CALLS: usize = 2;
 /// Another call may be in flight for each such part of a round trip: so one can be sent in each.
 const INTERVAL: Duration = Duration::from_micros(50);
-/// Calls that may be in flight before the distance is known.
+/// Before the distance is known.
 const UNMEASURED: usize = 1_024;
-/// Calls that may be in flight beyond that if the next one is full: it gains nothing by waiting.
+/// In flight beyond that if the next call is full: it gains nothing by waiting.
 const MORE_IF_FULL: usize = 4;
 /// How long the least round trip is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
 
-/// Collects the decisions of a runtime for one server.
 pub(crate) struct Gather {
     pub(crate) link: Link,
     runtime: Handle,
     queue: Mutex<Batches>,
-    /// `true` once the server has refused a script with two keys, as nodes of a cluster do.
+    /// The server has refused a script with two keys, as nodes of a cluster do.
     pub(super) one_by_one: AtomicBool,
 }
 
@@ -54,7 +52,6 @@ impl Gather {
         Self { link, runtime, queue: Mutex::default(), one_by_one: AtomicBool::new(false) }
     }
 
-    /// Sends a command in a call of its own.
     pub(crate) async fn send_alone(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
         let link = self.link.for_key(script::key_of(&cmd));
         let (waiting, outcome) = QueuedQuestion::new(vec![cmd], until);
@@ -62,7 +59,7 @@ impl Gather {
         outcome.await.ok().and_then(Result::ok).unwrap_or_else(|| Err(runtime_ended_error()))
     }
 
-    /// Sends a question in a shared call. Returns the question if calls can't be shared here.
+    /// Returns the question if calls can't be shared here.
     pub(crate) async fn send_shared(self: Arc<Self>, asked: Question, until: Instant) -> Answered {
         let (waiting, outcome) = QueuedQuestion::new(asked, until);
         let (number, alone) = self.change_queue(|queue| queue.push(waiting));
@@ -76,7 +73,6 @@ impl Gather {
         }
     }
 
-    /// Changes the queue, and starts a task that sends the waiting questions, if one may start.
     fn change_queue<T>(self: &Arc<Self>, change: impl FnOnce(&mut Batches) -> T) -> T {
         let mut queue = sync::lock(&self.queue);
         let changed = change(&mut queue);
@@ -88,7 +84,6 @@ impl Gather {
         changed
     }
 
-    /// Sends the next batch.
     async fn send_batch(self: Arc<Self>) {
         for _ in 0..YIELDS {
             yield_now().await;
@@ -99,7 +94,7 @@ impl Gather {
         }
     }
 
-    /// Makes a call, which counts as in flight until the future is dropped.
+    /// The call counts as in flight until the future is dropped.
     fn make_call(
         self: &Arc<Self>,
         batch: Vec<QueuedQuestion>,
@@ -124,20 +119,15 @@ impl Gather {
     }
 }
 
-/// The questions that wait, and the number of calls in flight.
 #[derive(Default)]
 struct Batches {
     waiting: VecDeque<QueuedQuestion>,
-    /// How many keys the waiting questions have.
     keys: usize,
-    /// How many questions have arrived, and how many of them wait no longer.
+    /// Questions that have arrived, and those that wait no longer.
     arrived: u64,
     removed: u64,
-    /// How many calls are in flight.
     in_flight: usize,
-    /// `true` if a task is about to send a batch.
     has_sender: bool,
-    /// `true` if several questions shared the last call.
     last_was_shared: bool,
     /// The least round trip of this span and of the one before, and when this one began.
     least: [Option<Duration>; 2],
@@ -145,8 +135,8 @@ struct Batches {
 }
 
 impl Batches {
-    /// Adds a question, and returns its number in the order of arrival. Also returns the question
-    /// if it is to be sent at once, in a call of its own.
+    /// Returns the question's number, and the question if it is to be sent at once, in a call of
+    /// its own.
     fn push(&mut self, waiting: QueuedQuestion) -> (u64, Option<QueuedQuestion>) {
         let is_alone = self.in_flight == 0
             && self.waiting.is_empty()
@@ -171,8 +161,7 @@ impl Batches {
         self.least[0] = Some(self.least[0].map_or(took, |least| least.min(took)));
     }
 
-    /// Begins the next call, if one more may be in flight. Returns its questions, and until when
-    /// their callers wait.
+    /// `None` if no more calls may be in flight. The callers wait until the instant.
     fn take_batch(&mut self) -> Option<(Vec<QueuedQuestion>, Instant)> {
         self.has_sender = false;
         if !self.has_room() {
@@ -209,7 +198,6 @@ impl Batches {
         self.in_flight < calls + more
     }
 
-    /// Returns whether the caller has to start a task that sends the waiting questions.
     fn claim_sender(&mut self) -> bool {
         let claimed = !self.waiting.is_empty() && !self.has_sender && self.has_room();
         self.has_sender |= claimed;
@@ -217,17 +205,15 @@ impl Batches {
     }
 }
 
-/// The outcome of a question, or the question itself if it has to be sent in another way.
+/// Or the question itself, if it has to be sent in another way.
 pub(crate) type Answered = Result<Result<Answer, StoreError>, Question>;
 
 /// A command of one key, or those of several that are decided in one step.
 pub(crate) type Question = Vec<Cmd>;
 
-/// A question that waits to be sent, and for its answer.
 pub(crate) struct QueuedQuestion {
     pub(crate) asked: Question,
     pub(crate) until: Instant,
-    /// How long the question may wait for a connection.
     pub(crate) patience: Duration,
     reply: oneshot::Sender<Answered>,
 }
@@ -239,18 +225,15 @@ impl QueuedQuestion {
         (Self { asked, until, patience, reply }, outcome)
     }
 
-    /// Returns whether to send the question: it is not late, and its caller still waits.
     pub(crate) fn is_wanted(&self, now: Instant) -> bool {
         now < self.until && !self.reply.is_closed()
     }
 
-    /// Answers that the question was not sent.
     pub(crate) fn fail_unsent(self) {
         self.send_answer(Err(unsent_error()));
     }
 
     pub(crate) fn send_answer(self, answer: Result<Answer, StoreError>) {
-        // A caller that is gone needs no answer.
         let _ = self.reply.send(Ok(answer));
     }
 }

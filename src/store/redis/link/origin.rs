@@ -1,5 +1,5 @@
-//! Where the connections of a store come from, [`Origin`], a connection of any kind, [`Handle`],
-//! and what its errors mean.
+//! Where the connections of a store come from, [`Origin`], and a connection of any kind,
+//! [`Handle`].
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -16,25 +16,21 @@ use crate::store::redis::script::rights;
 use crate::store::remote::Breaker;
 use crate::sync;
 
-/// A connection, and the shards that it leads to.
 pub(crate) type Connected = (Box<dyn Handle>, Shards);
-/// Connects, and notes the names of servers. With `true`, also asks for the needed commands, and
-/// fails if one is missing.
+/// With `true`, also asks for the needed commands, and fails if one is missing.
 type Connect = Arc<dyn Fn(bool, Arc<Servers>) -> Answering<Connected> + Send + Sync>;
 
-/// Where the connections of a store come from.
 pub(crate) struct Origin {
-    /// The open connection that the app has given, if it has.
+    /// Opened by the app.
     pub(crate) given: Option<Box<dyn Handle>>,
     pub(crate) connect: Option<Connect>,
     pub(crate) sharded: bool,
     pub(crate) servers: Arc<Servers>,
-    /// The breaker, which hears of failed calls and of shards that nothing can be sent to.
     pub(crate) breaker: Arc<Breaker>,
     since: Instant,
     /// When a runtime last got an answer, in milliseconds after `since`.
     answered_at: AtomicU64,
-    /// `true` once a server had all needed commands. Another one proves it when it gets scripts.
+    /// A server had all needed commands. Another one proves it when it gets scripts.
     pub(super) permitted: AtomicBool,
 }
 
@@ -62,7 +58,6 @@ impl Origin {
         Self::new(None, Some(connect), false)
     }
 
-    /// Creates the origin of a cluster, whose shards fail independently.
     #[cfg(feature = "redis-cluster")]
     pub(crate) fn sharded<F, R>(connect: F) -> Self
     where
@@ -91,9 +86,8 @@ impl Origin {
         self.answered_at.store(now, Ordering::Relaxed);
     }
 
-    /// Reports to the breaker that a runtime can't reach a shard, unless an answer came after
-    /// `lost_since`: then another runtime can, and the store has not failed. In a cluster, that
-    /// answer may be another shard's.
+    /// A runtime can't reach a shard: a failure, unless an answer came after `lost_since`. Then
+    /// another runtime can. In a cluster, that answer may be another shard's.
     pub(crate) fn cut_off(&self, node: u64, lost_since: u64) {
         if self.sharded || self.answered_at.load(Ordering::Relaxed) <= lost_since {
             self.breaker.cut_off(node);
@@ -101,7 +95,7 @@ impl Origin {
     }
 }
 
-/// A connection of any kind. Clones of the library's connections send over the same socket.
+/// Clones of the library's connections send over the same socket.
 pub(crate) trait Handle: ConnectionLike + Send + Sync + 'static {
     fn boxed(&self) -> Box<dyn Handle>;
 }
@@ -112,25 +106,22 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Handle for C {
     }
 }
 
-/// Returns whether another connection may do better.
 pub(super) fn needs_replacement(error: &RedisError) -> bool {
     error.is_unrecoverable_error() || error.is_io_error() || is_from_replica(error)
 }
 
-/// Returns whether a replica has refused a call. It has then done nothing.
+/// The replica has done nothing then.
 pub(crate) fn is_from_replica(error: &RedisError) -> bool {
     use ServerErrorKind::{MasterDown, ReadOnly};
 
     matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown))
 }
 
-/// The names of a store's servers, for the log: host and port of each shard that is known. Any
-/// store but a cluster has one shard, 0.
+/// For the log: host and port of each shard that is known. Any store but a cluster has one, 0.
 #[derive(Default)]
 pub(crate) struct Servers(Mutex<HashMap<u64, Arc<str>>>);
 
 impl Servers {
-    /// Notes the server of a store that is no cluster.
     pub(crate) fn set_only(&self, server: Option<String>) {
         self.set_all(server.map(|server| (0, server)));
     }

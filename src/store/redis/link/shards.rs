@@ -14,33 +14,29 @@ use crate::sync;
 /// The first slot of each range by its last one, and the range's node: a hash of its address.
 pub(crate) type Ranges = BTreeMap<u16, (u16, u64)>;
 pub(crate) type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Send>>;
-/// Asks the nodes that have these slots for them.
 pub(crate) type Slots = Arc<dyn Fn(Vec<u16>) -> Answering<Ranges> + Send + Sync>;
 
 pub(crate) struct Shards {
     pub(super) ranges: Ranges,
     pub(super) nodes: Vec<Arc<Health>>,
-    /// Asks the cluster which node has which slots: they may move.
+    /// Asks the nodes that have these slots for them: they may move.
     slots: Option<Slots>,
 }
 
-/// The health of a shard, as seen over one connection. Times are milliseconds of the link's clock.
+/// As seen over one connection. Times are milliseconds of the link's clock.
 #[derive(Default)]
 pub(crate) struct Health {
     pub(crate) node: u64,
-    /// When the last answer came.
     pub(super) answered_at: AtomicU64,
-    /// The deadline of the first call since then, plus 1; 0 if none was sent.
+    /// Of the first call since then, plus 1; 0 if none was sent.
     answer_due: AtomicU64,
-    /// Since when the shard is lost, plus 1; 0 if it is not.
+    /// Plus 1; 0 if the shard is not lost.
     pub(super) lost_since: AtomicU64,
     /// When the task that tests the shard is given up.
     pub(super) check_ends: AtomicU64,
-    /// `true` if a call was answered as it should be.
+    /// A call was answered as it should be.
     pub(super) is_proved: AtomicBool,
-    /// `true` if a replica has refused a call.
     pub(super) led_to_replica: AtomicBool,
-    /// A key to test the shard with.
     probe_key: Mutex<Option<Arc<[u8]>>>,
 }
 
@@ -49,17 +45,16 @@ impl Shards {
         Self { ranges: Ranges::new(), nodes: Vec::new(), slots }.with_slots(ranges, 0)
     }
 
-    /// Creates the single shard of a store that is no cluster.
     pub(crate) fn single() -> Self {
         Self::new(Ranges::new(), None)
     }
 
-    /// Notes that the connection leads to all shards.
+    /// The connection leads to all shards.
     pub(crate) fn mark_reachable(&self, now: u64) {
         self.nodes.iter().for_each(|health| health.note_answer(now, false));
     }
 
-    /// Returns the shards with these slots. Nodes that stay keep their health.
+    /// Nodes that stay keep their health.
     pub(crate) fn with_slots(&self, ranges: Ranges, now: u64) -> Self {
         let mut nodes = Vec::new();
         // Node 0 is a shard of its own: slots that no node has, or a store that is no cluster.
@@ -73,9 +68,9 @@ impl Shards {
         Self { ranges, nodes, slots: self.slots.clone() }
     }
 
-    /// Asks all nodes which of them has which slots, if this is a cluster. The library sends each
-    /// question to the node that has the slot now. A part of a node's slots may have moved to a
-    /// silent one, usually the first ones: so the calls go to both ends of each node's slots.
+    /// The library sends each question to the node that has the slot now. A part of a node's slots
+    /// may have moved to a silent one, usually the first ones: so the calls go to both ends of each
+    /// node's slots.
     pub(crate) fn ask_slots(&self) -> Option<Answering<Ranges>> {
         let mut ends = BTreeMap::new();
         for (last, (first, node)) in &self.ranges {
@@ -84,7 +79,7 @@ impl Shards {
         self.slots.as_ref().map(|ask| ask(ends.into_values().flatten().collect()))
     }
 
-    /// Returns the shard that has a key, by default the first one.
+    /// By default the first one.
     pub(crate) fn shard_of(&self, key: Option<&[u8]>) -> &Arc<Health> {
         let node = key.filter(|_| self.nodes.len() > 1).map(|key| {
             let slot = slot_of(key);
@@ -108,13 +103,12 @@ impl Shards {
         self.nodes.iter().any(|health| health.led_to_replica.load(Relaxed))
     }
 
-    /// Returns a key of each lost shard.
     pub(crate) fn lost_keys(&self) -> Vec<Arc<[u8]>> {
         let lost = self.nodes.iter().filter(|health| !health.is_well());
         lost.filter_map(|health| health.probe_key()).collect()
     }
 
-    /// Marks the shards as lost that the connection before has lost and this one has not proved.
+    /// Those that this connection has not proved.
     pub(crate) fn inherit_losses(&self, before: &Self) {
         for lost in before.nodes.iter().filter(|health| !health.is_well()) {
             let Some(key) = lost.probe_key() else { continue };
@@ -133,19 +127,17 @@ impl Health {
         self.lost_since.load(Relaxed) == 0
     }
 
-    /// Notes that a call is sent, whose answer is due at `until`.
     pub(crate) fn note_sent(&self, until: u64) {
         if self.answer_due.load(Relaxed) == 0 {
             self.answer_due.store(until + 1, Relaxed);
         }
     }
 
-    /// Returns when the answer was due to the first call since the last answer.
+    /// Of the first call since the last answer.
     pub(crate) fn answer_due(&self) -> Option<u64> {
         self.answer_due.load(Relaxed).checked_sub(1)
     }
 
-    /// Notes an answer. `proves`: it was as it should be.
     pub(crate) fn note_answer(&self, now: u64, proves: bool) {
         self.answer_due.store(0, Relaxed);
         self.answered_at.fetch_max(now, Relaxed);
@@ -158,18 +150,17 @@ impl Health {
         self.lost_since.load(Relaxed).saturating_sub(1)
     }
 
-    /// Marks the shard as lost from now on, even if it was lost before.
+    /// From now on, even if the shard was lost before.
     pub(crate) fn mark_lost(&self, now: u64) {
         self.lost_since.store(now + 1, Relaxed);
     }
 
-    /// Marks the shard as lost, and returns `false` if it was lost already.
+    /// Returns `false` if the shard was lost already.
     pub(crate) fn mark_lost_once(&self, now: u64) -> bool {
         self.lost_since.compare_exchange(0, now + 1, Relaxed, Relaxed).is_ok()
     }
 
-    /// Marks the shard as lost until it is tested. Returns `true` for the first caller, which
-    /// tests it.
+    /// Until the shard is tested. Returns `true` for the first caller, which tests it.
     pub(crate) fn mark_suspect(&self, now: u64, check_ends: u64) -> bool {
         let first = self.mark_lost_once(now);
         if first {
@@ -193,7 +184,7 @@ pub(super) fn find_node(nodes: &[Arc<Health>], node: u64) -> Option<&Arc<Health>
     nodes.iter().find(|health| health.node == node)
 }
 
-/// Returns the slot of a key in a cluster: CRC-16 (XMODEM) over the text in its first braces.
+/// In a cluster: CRC-16 (XMODEM) over the text in the key's first braces.
 fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&byte| byte == b'{').and_then(|start| {
         let rest = &key[start + 1..];

@@ -1,8 +1,8 @@
 //! A store's connection and its state, and the work on another one: [`Upkeep`].
 //!
-//! Two kinds of tasks work on it, and both end when the store is dropped. A *check* asks a shard
-//! that was silent, or has missed a deadline, whether it is still there. A *renewal* makes
-//! connections, one after the other and concurrently, until one is good or no caller asks any more.
+//! Two kinds of tasks do this, and end when the store is dropped. A *check* asks a shard that was
+//! silent, or has missed a deadline, whether it is still there. A *renewal* makes connections, one
+//! after the other and concurrently, until one is good or no caller asks any more.
 
 use std::future::{Future, poll_fn};
 use std::mem::replace;
@@ -29,13 +29,13 @@ const LEAST_GRACE: Duration = Duration::from_millis(20);
 const MOST_GRACE: Duration = Duration::from_secs(1);
 /// How long an attempt to connect may take. Others begin meanwhile.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// The time between the beginnings of two attempts, while few are in flight.
+/// Between the beginnings of two attempts, while few are in flight.
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
 /// A check is given up this long after it should have ended.
 const LATE: Duration = Duration::from_millis(100);
 /// Attempts that may be in flight before the pauses between them grow.
 const FEW: u32 = 4;
-/// Consecutive lost connections before the pause between them is the longest. It doubles with each.
+/// Consecutive lost connections until the pause, which doubles with each, is the longest.
 const IN_VAIN: u32 = 5;
 /// Attempts go on for this long after the last caller has asked.
 const WANTED: Duration = Duration::from_secs(1);
@@ -45,35 +45,32 @@ pub(super) struct Upkeep {
     pub(super) status: watch::Sender<Status>,
     /// When a caller last found no connection, in milliseconds of the origin's clock.
     pub(super) asked_at: AtomicU64,
-    /// The longest patience of a caller that found no connection, in milliseconds.
+    /// Of such a caller, in milliseconds.
     pub(super) longest_patience: AtomicU64,
-    /// How long a call takes at best, in microseconds.
+    /// The shortest, in microseconds.
     round_trip: AtomicU64,
 }
 
-/// The connection, and the work on another one.
 pub(super) struct Status {
-    /// The connection that was made last. A lost one stays, as it may only be late.
+    /// The one made last. A lost one stays, as it may only be late.
     pub(super) connection: Option<Box<dyn Handle>>,
     pub(super) shards: Shards,
-    /// How many connections were made.
     pub(super) made: u64,
     pub(super) made_at: Instant,
-    /// `true` if the connection before led to a replica.
     pub(super) after_replica: bool,
-    /// `true` if slots have moved since the connection was made. Over such a connection of the
-    /// client library, calls to all nodes may wait for a silent one.
+    /// Slots have moved since the connection was made. Over such a connection of the client
+    /// library, calls to all nodes may wait for a silent one.
     is_stale: bool,
     /// Consecutive connections that were lost before they answered a call.
     in_vain: u32,
     /// Why the last attempt failed, or why the connection has to be replaced.
     pub(super) error: Option<RedisError>,
-    /// How many attempts are in flight, if a task makes connections or waits for the current one.
+    /// Those in flight, if a task makes connections or waits for the current one.
     pub(super) attempts: Option<usize>,
 }
 
 impl Status {
-    /// Returns whether no other connection is needed.
+    /// No other connection is needed.
     fn is_whole(&self) -> bool {
         self.connection.is_some() && self.shards.are_well() && !self.is_stale
     }
@@ -122,8 +119,7 @@ impl Upkeep {
         }
     }
 
-    /// Notes that a shard has answered. The error of attempts at another connection says nothing
-    /// about this one.
+    /// The error of attempts at another connection says nothing about this one.
     fn note_well(&self, health: &Health) {
         let now = self.origin.now();
         health.note_answer(now, true);
@@ -132,7 +128,7 @@ impl Upkeep {
         self.status.send_modify(|status| status.error = None);
     }
 
-    /// Ends the loss of a shard, also without an answer, if another shard was the lost one.
+    /// Also without an answer, if another shard was the lost one.
     fn clear_loss(&self, health: &Health) {
         health.check_ends.store(0, Relaxed);
         health.lost_since.store(0, Relaxed);
@@ -140,7 +136,7 @@ impl Upkeep {
         self.status.send_modify(|_| {});
     }
 
-    /// Updates which node has which slots. Returns whether the connection is stale then.
+    /// Returns whether the connection is stale then.
     fn set_slots(&self, ranges: Ranges) -> bool {
         self.status.send_modify(|status| {
             let shards = status.shards.with_slots(ranges, self.origin.now());
@@ -156,8 +152,7 @@ impl Upkeep {
         self.status.borrow().is_stale
     }
 
-    /// Begins the work on a connection, unless a task is at work. The work ends when the guard is
-    /// dropped.
+    /// `None` if a task is at work. The work ends when the guard is dropped.
     fn begin_work(self: &Arc<Self>) -> Option<AtEnd<impl Fn() + Send + use<>>> {
         let begins = self.status.send_if_modified(|status| {
             let begins = status.attempts.is_none();
@@ -174,8 +169,8 @@ impl Upkeep {
         })
     }
 
-    /// Returns the task that tests the shard of a key, and when the task is given up. `sent`: when
-    /// the call was sent that has failed, if one has.
+    /// Returns the task, and when it is given up. `sent`: when the call was sent that has failed,
+    /// if one has.
     pub(super) fn check(
         self: &Arc<Self>,
         key: Option<Arc<[u8]>>,
@@ -190,8 +185,8 @@ impl Upkeep {
         let mut health = Arc::clone(status.shards.shard_of(key.as_deref()));
         let (this, made) = (Arc::downgrade(self), status.made);
         let check = async move {
-            // Slots may have moved, and the library follows redirections: the call may have gone to
-            // another shard.
+            // Slots may have moved, and the library follows redirections: the call may have gone
+            // elsewhere.
             if let Some(slots) = slots
                 && let Ok(Ok(ranges)) = timeout(grace, slots).await
             {
@@ -266,7 +261,6 @@ impl Upkeep {
         (check, ends_at)
     }
 
-    /// Makes connections until one is good, unless a task does so already.
     pub(super) fn renew(self: &Arc<Self>) {
         if self.origin.connect.is_none() {
             return;
@@ -283,8 +277,8 @@ impl Upkeep {
         }
     }
 
-    /// Returns when to connect. While new connections are no better than the one before (they lead
-    /// to a replica, or are closed at once), there are pauses between them.
+    /// There are pauses while new connections are no better than the one before: they lead to a
+    /// replica, or are closed at once.
     fn first_attempt_at(&self) -> Instant {
         let status = self.status.borrow();
         let in_vain = match status.shards.led_to_replica() {
@@ -299,8 +293,8 @@ impl Upkeep {
         }
     }
 
-    /// Begins another attempt if callers still ask. Returns when the next one is due, or `None` if
-    /// no caller asks and no attempt is in flight.
+    /// If callers still ask. Returns when the next attempt is due, or `None` if no caller asks and
+    /// no attempt is in flight.
     fn begin_attempt(
         self: Arc<Self>,
         attempts: &mut JoinSet<RedisResult<Connected>>,
@@ -346,7 +340,6 @@ impl Upkeep {
     }
 }
 
-/// Makes connections from `start` on, until one is good or the store is dropped.
 async fn make_connections(of: Weak<Upkeep>, start: Instant, mut changes: watch::Receiver<Status>) {
     if unless_ended(sleep_until(start), wait_until_whole(&mut changes)).await.is_none() {
         return;
@@ -365,7 +358,6 @@ async fn make_connections(of: Weak<Upkeep>, start: Instant, mut changes: watch::
             };
             let ended = unless_ended(timeout_at(due, next), wait_until_whole(&mut changes)).await;
             match (ended, of.upgrade()) {
-                // There is a good connection, or no store any more.
                 (None, _) | (_, None) => return,
                 (Some(Err(_)), _) => break,
                 (Some(Ok(Ok(made))), Some(upkeep)) => return upkeep.install_connection(made),
@@ -380,12 +372,11 @@ async fn make_connections(of: Weak<Upkeep>, start: Instant, mut changes: watch::
     }
 }
 
-/// Waits until no connection is needed any more.
 async fn wait_until_whole(changes: &mut watch::Receiver<Status>) {
     let _ = changes.wait_for(Status::is_whole).await;
 }
 
-/// Connects. Fails if shards of a cluster are lost, and none of them answers.
+/// Fails if shards of a cluster are lost, and none of them answers.
 async fn connect_and_probe(origin: Arc<Origin>, upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
     let start = Instant::now();
     let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
@@ -400,8 +391,8 @@ async fn connect_and_probe(origin: Arc<Origin>, upkeep: Weak<Upkeep>) -> RedisRe
             Status { connection: Some(_), shards, .. } => shards.lost_keys(),
             _ => Vec::new(),
         };
-        // Slots may have moved from the lost shards to others. Then other shards need this
-        // connection, even if the lost ones are silent.
+        // Slots may have moved from the lost shards to others. Then these need this connection,
+        // even if the lost ones are silent.
         if lost.is_empty() || upkeep.set_slots(shards.ranges.clone()) {
             return Ok((connection, shards));
         }
@@ -419,7 +410,7 @@ async fn connect_and_probe(origin: Arc<Origin>, upkeep: Weak<Upkeep>) -> RedisRe
     if found { Ok((connection, shards)) } else { Err(silence()) }
 }
 
-/// Returns a command to test a shard with. In a cluster, `PING` would go to all nodes.
+/// In a cluster, `PING` would go to all nodes.
 fn probe_for(key: Option<&[u8]>) -> Cmd {
     match key {
         None => redis::cmd("PING"),
@@ -427,7 +418,6 @@ fn probe_for(key: Option<&[u8]>) -> Cmd {
     }
 }
 
-/// Returns the output of `future`, or `None` if `end` comes first.
 async fn unless_ended<T>(
     future: impl Future<Output = T>,
     end: impl Future<Output = ()>,

@@ -16,17 +16,15 @@ use crate::store::adjust::Adjust;
 use crate::store::charge::Charge;
 use crate::sync;
 
-/// Stand in place of the grid of quotas that have none.
 const FROM_FIRST_REQUEST: i64 = -1;
 const ON_A_CALENDAR: i64 = -2;
-/// Calendars whose boundaries are cached, for one window each. With more, the cache is cleared.
+/// Of one window each. With more, the cache is cleared.
 const MAX_CACHED: usize = 4_096;
 /// The key of a state that lasts for more windows may outlive the state.
 const LASTING: u64 = 64;
 /// Reservations are compared with the windows of other quotas, over ten years at most.
 const COMPARED: u64 = 4_096;
 
-/// Makes commands for keys that begin with a prefix.
 #[derive(Clone)]
 pub(crate) struct Commands {
     pub(crate) prefix: Arc<str>,
@@ -38,7 +36,7 @@ impl Commands {
         Self { prefix: prefix.into(), calendars: Arc::default() }
     }
 
-    /// Returns a call for each line of a charge. `now` is the time if it is not the server's.
+    /// For each line. `now` is the time if it is not the server's.
     pub(crate) fn charge(&self, charge: &Charge<'_>, now: Option<i64>) -> Vec<Cmd> {
         let act = if charge.is_peek() { "peek" } else { "charge" };
         let (reserve, grouped) = (charge.may_reserve(), !charge.is_single());
@@ -65,14 +63,12 @@ impl Commands {
         name
     }
 
-    /// Returns the beginning of a call of [`ONE`]. Its arguments follow.
     fn begin_call(&self, account: &Account<'_>) -> Cmd {
         let mut cmd = Cmd::with_capacity(7 + 7 * account.quotas().len(), 256);
         cmd.arg("EVALSHA").arg(&ONE.hash).arg(1).arg(self.key(account.scope(), account.key()));
         cmd
     }
 
-    /// Returns the call of the script's fast path, if that is enough.
     fn plain_call(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
         let (account, cost) = (charge.account(), charge.cost());
         let &[quota] = account.quotas().as_slice() else { return None };
@@ -89,9 +85,9 @@ impl Commands {
         Some(cmd)
     }
 
-    /// Returns a call of the script. `grouped`: other limits are decided with this one. `until` has
-    /// for each quota the instant until which it takes tokens back. For a calendar, the number of
-    /// the window that begins then is sent.
+    /// `grouped`: other limits are decided with this one. `until` has for each quota the instant
+    /// until which it takes tokens back. For a calendar, the number of the window that begins then
+    /// is sent.
     #[allow(clippy::too_many_arguments)]
     fn general_call(
         &self,
@@ -138,7 +134,7 @@ impl Commands {
     }
 }
 
-/// Calendars as the script receives them: it chooses between boundaries around the server's time.
+/// The script chooses between boundaries around the server's time.
 #[derive(Default)]
 pub(crate) struct Calendars {
     /// How far the server's clock is ahead of this process's, noted once it was far off.
@@ -147,13 +143,11 @@ pub(crate) struct Calendars {
 }
 
 impl Calendars {
-    /// Returns the server's time, as far as this process knows it.
     fn server_time(&self) -> i64 {
         let now = instant(SystemClock.now_ms());
         instant(now.saturating_add(self.ahead.load(Ordering::Relaxed)).max(0) as u64)
     }
 
-    /// Notes the server's time, which is not what was assumed.
     pub(crate) fn correct_time(&self, time: i64) {
         let ahead = time.saturating_sub(instant(SystemClock.now_ms()));
         self.ahead.store(ahead, Ordering::Relaxed);

@@ -1,18 +1,17 @@
 -- Decisions that travel together, one after the other, by one reading of the clock.
 --
 -- KEYS     a key for each decision; the same one may come again
--- ARGV     how many kinds of decisions there are; for each kind the number of its arguments and
---          these; then for each key which kind it is of, if there are several. Below 0, the key is of a
---          group together with the next one. For each further charge that is equal to the key's, this is
---          larger by the number of kinds
+-- ARGV     how many kinds of decisions there are; for each the number of its arguments and these; then for
+--          each key its kind, if there are several. Below 0, the key is of a group together with the next
+--          one. For each further charge that is equal to the key's, this is larger by the number of kinds
 -- Answer   the server's time, and for each key its answer, or its error
 --
--- Several limits in one charge are a group: all of them are looked at, and if none refuses, all are charged.
--- What fails for one key fails while it is looked at. Where a group is refused, a number in its answers is
--- the tokens used, plus 1, below 0.
+-- Several limits in one charge are a group: all are looked at, and if none refuses, all are charged. What
+-- fails for one key fails while it is looked at. Where a group is refused, a number in its answers is
+-- -(tokens used + 1).
 --
--- Equal charges of a key have one answer if all of them pass (to the last one), or if all are refused (to
--- each); otherwise a list of their answers.
+-- Equal charges of a key have one answer if all pass (to the last one), or if all are refused (to each);
+-- otherwise a list of answers.
 
 local redis, KEYS, pack, tonumber = redis, KEYS, nil, tonumber
 --[[ needs ]]
@@ -40,10 +39,10 @@ for kind = 1, argv[1] do
 end
 
 local answers, done = { micros }, 0
--- The kinds of a group's keys, how many there are, and whether one command will charge each.
+-- Of a group's keys: their kinds, how many there are, and whether one command will charge each.
 local group, size, running = {}, 0, {}
 
--- Whether a quota of a group would count tokens in a window that has ended when another one covers them.
+-- `is_late` of `window`, over a group.
 local function is_late(before, spans)
   local due, of, least = 0, 0, 9007199254740992
   for i = 1, #spans, 2 do
@@ -66,7 +65,6 @@ local function is_late(before, spans)
   return due >= least
 end
 
--- Those keys that come after as many others.
 local function decide_group(before)
   local refused, spans, moved, outside = false, nil, nil, false
   for i = 1, size do
@@ -115,7 +113,7 @@ local function to_error(why)
   return { err = type(why) == 'table' and why.err or why }
 end
 
--- Equal charges of one key: all at once if there is room, and otherwise one after the other.
+-- All at once if there is room, and otherwise one after the other.
 local function decide_equal(place, kind, times)
   local args, start, cost = kind[1], kind[2], kind[6]
   if start then

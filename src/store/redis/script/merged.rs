@@ -7,18 +7,16 @@ use super::{Answer, MANY, args_from, unexpected_answer};
 /// How many of the last questions and kinds are searched for an equal one.
 const RECENT: usize = 16;
 
-/// The fewest arguments of a call that takes the general path of the script.
+/// The fewest arguments of the script's general path.
 const GENERAL: usize = 10;
 
-/// Several questions in one call of [`MANY`]. Equal charges of a key are one question to the
-/// script.
+/// Equal charges of a key are one to the script.
 pub(in super::super) struct MergedCall<'a> {
     /// The calls of `ONE` for a key or a group, how many equal questions they stand for, and how
     /// many keys come before.
     questions: Vec<(&'a [Cmd], u64, usize)>,
     keys: usize,
-    /// For each question as it was asked, which of these it is, and how many equal ones come
-    /// before.
+    /// Of each question as it was asked: which of these, and how many equal ones come before.
     places: Vec<(usize, u64)>,
 }
 
@@ -36,8 +34,8 @@ impl<'a> MergedCall<'a> {
         merged
     }
 
-    /// Adds a charge to equal ones, if no other question of the key came between, and the script
-    /// can count all of them at once.
+    /// Unless another question of the key came between, or the script can't count all of them at
+    /// once.
     fn find_equal(&mut self, calls: &[Cmd]) -> Option<(usize, u64)> {
         let [call] = calls else { return None };
         let is_of_key = |of: &Cmd| args_from(of, 3).next() == args_from(call, 3).next();
@@ -92,7 +90,6 @@ impl<'a> MergedCall<'a> {
         cmd
     }
 
-    /// Returns the answer to each question, in the order in which they were asked.
     pub(in super::super) fn parse(&self, value: Value) -> RedisResult<Vec<RedisResult<Answer>>> {
         let values = match value {
             Value::Array(values) if values.len() == self.keys + 1 => values,
@@ -117,8 +114,8 @@ impl<'a> MergedCall<'a> {
     }
 }
 
-/// Returns the tokens of a plain charge, and how many the script can count at once: the limit, or
-/// how many fit between the starts of two windows.
+/// The tokens of a plain charge, and how many the script can count at once: the limit, or how many
+/// fit between the starts of two windows.
 fn parse_plain(call: &Cmd) -> Option<(u64, u64)> {
     let mut args = args_from(call, 4);
     let is_plain = args.len() < GENERAL;
@@ -129,10 +126,9 @@ fn parse_plain(call: &Cmd) -> Option<(u64, u64)> {
     number(cost).filter(|cost| is_plain && *cost > 0).map(|cost| (cost, most))
 }
 
-/// Returns the answer to the nth of equal charges, which are decided in this order.
+/// Equal charges are decided in this order.
 fn nth_answer(value: &Value, nth: u64, times: u64, call: &Cmd, micros: i64) -> RedisResult<Answer> {
     match value {
-        // All of them passed.
         Value::Int(used) if *used >= 0 => {
             let (cost, _) = parse_plain(call).ok_or_else(unexpected_answer)?;
             Answer::plain(micros, used - ((times - 1 - nth) * cost) as i64)

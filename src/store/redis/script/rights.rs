@@ -14,11 +14,10 @@ const UNCHECKED: &str = "this server of a RedisStore has no redis.acl_check_cmd 
     which commands it permits is not checked. If it does not permit all that docs/many-nodes.md \
     lists, a count may be written without its expiry";
 
-/// A key that no limit has. Proxies choose the server by the key of a script, and refuse scripts
-/// without one.
+/// No limit has this key. Proxies choose the server by a script's key, and refuse scripts without
+/// one.
 const KEY: &str = "tfw1:{}";
 
-/// Fails if a needed command is missing on a server.
 pub(crate) async fn check(connection: &mut dyn Handle) -> RedisResult<()> {
     match ask(connection, &[KEY]).await {
         // The user may be confined to the keys of a prefix.
@@ -29,7 +28,7 @@ pub(crate) async fn check(connection: &mut dyn Handle) -> RedisResult<()> {
     }
 }
 
-/// Asks one after the other: if the first answer is none of Redis, only its own error says so.
+/// One after the other: if the first answer is none of Redis, only its own error says so.
 async fn ask(connection: &mut dyn Handle, keys: &[&str]) -> RedisResult<()> {
     for call in calls_with(keys) {
         let answer = connection.req_packed_command(&call).await;
@@ -38,8 +37,7 @@ async fn ask(connection: &mut dyn Handle, keys: &[&str]) -> RedisResult<()> {
     Ok(())
 }
 
-/// Returns the calls that ask for the commands: the first one for `EVALSHA`, by a script that need
-/// not be there, and the other for `EVAL` and all others.
+/// `EVALSHA` of a script that need not be there, and `EVAL`, which asks for all others.
 pub(crate) fn calls_with(keys: &[&str]) -> [Cmd; 2] {
     let mut by_hash = cmd("EVALSHA");
     by_hash.arg(&RIGHTS.hash).arg(keys.len()).arg(keys);
@@ -47,8 +45,8 @@ pub(crate) fn calls_with(keys: &[&str]) -> [Cmd; 2] {
     [by_hash, eval]
 }
 
-/// Fails if there is no answer to such a call, or if it says that a command is missing. Decisions
-/// show other errors.
+/// Fails if there is no answer, or if it says that a command is missing. Decisions show other
+/// errors.
 pub(crate) fn check_permitted(answer: RedisResult<Value>) -> RedisResult<()> {
     let error = match answer {
         Ok(Value::Int(0)) => {
@@ -63,8 +61,7 @@ pub(crate) fn check_permitted(answer: RedisResult<Value>) -> RedisResult<()> {
     if is_answer && !decides && missing_command(&error).is_none() { Ok(()) } else { Err(error) }
 }
 
-/// Returns what a server lacks by its error, of a call or within a script, and the name of the
-/// command if that is known.
+/// Within a script, too; with the command, if that is known.
 pub(crate) fn missing_command(error: &RedisError) -> Option<(&'static str, Option<&str>)> {
     let said = error.detail()?;
     let named = |after| {

@@ -1,11 +1,8 @@
--- window.rs and what calls it, in Redis. Each part of this file begins with its name, and stands in the
--- scripts where another part or `many.lua` names it.
+-- window.rs and what calls it, in Redis. Each part begins with its name, by which another part or
+-- `many.lua` calls for it.
 
 ----- one
--- One decision.
---
--- KEYS[1]  the key
--- ARGV     what is asked
+-- One decision: of the key KEYS[1], as ARGV says.
 -- Answer   as in `window`; instead of a number alone it and the server's time, in eight bytes each
 
 local redis, KEYS, args = redis, KEYS, ARGV
@@ -27,15 +24,15 @@ if may then
     error({ err = "NOPERM this user has no permissions to run the '" .. denied .. "' command" })
   end
 else
-  -- A server without that function may be one without these options. This changes nothing.
+  -- A server without that function may lack these options. This changes nothing.
   redis.call('PEXPIREAT', KEYS[1], 1, 'GT')
 end
 
 ----- plain
--- What the short way of `window` needs, if the charge may go there: what the count is when this
--- window is empty, when it has just been opened with these tokens, and when it is full, or has no number
--- for more; and how many counts are of one window. None of them is 0, and all of them, and a full one to
--- which tokens are added, are below 2^53: from two windows after the epoch until some time in 2255.
+-- What the short way of `window` needs, if the charge may go there: the count of this window when it is
+-- empty, when it has just been opened with these tokens, and when it is full or has no number for more;
+-- and how many counts are of one window. None is 0, and all, and a full one to which tokens are added,
+-- are below 2^53: from two windows after the epoch until some time in 2255.
 local start, least, most, length
 if #args < 10 then
   local now = args[6] and args[6] * 1000 or micros
@@ -50,18 +47,17 @@ end
 -- One step over all quotas of one key. It stands in `one` and in `many.lua`, which give it
 --
 -- place    the place of the key in KEYS: a hash with a field for each quota, which has the start of its
---          window in microseconds, and added to that the tokens used in it. A count that this can't say
---          is text: `used@start`, the start in milliseconds, and `*n` if the count lives n windows. Of a
---          calendar it is always text, `used@start-end#number`, with the number of the window
+--          window in microseconds, plus the tokens used in it. A count that this can't say is text:
+--          `used@start`, the start in milliseconds, and `*n` if the count lives n windows. On a calendar
+--          it is always text, `used@start-end#number`, with the number of the window
 -- args     what is asked, below
 -- micros   the server's time in microseconds
 -- pack     joins an answer that is a number and the time; nil: it stays alone
--- step     nil: the decision is this key's alone. One of a group's steps otherwise: a table, for a look,
+-- step     nil: the decision is this key's alone. Otherwise one of a group's steps: a table, for a look,
 --          gets of each quota when its tokens are due, or 0, and the end of the window that covers them;
 --          0, after a refusal, writes what has moved. 1: nothing is done, and the answer is nil, if the
 --          short way is not enough
--- start, least, most, length
---          what `plain` makes of the arguments
+-- start, least, most, length: of `plain`
 --
 -- Numbers are doubles. Every value is an integer of at most 2^53, and each expression is ordered so
 -- that it stays exact, or on the same side of what it is compared with.
@@ -70,8 +66,8 @@ end
 -- and says whether there was room, as long as they fit between two windows' starts.
 -- args     tokens (at most the limit), field, length, limit; then, if it is not 0 or there is one more,
 --          the grid; and what the time is under a foreign clock
--- Answer   the tokens used now; if refused, the tokens used, below 0
--- Neither an array nor text: the server takes longer for either than for packed numbers.
+-- Answer   the tokens used now; if refused, the tokens used, below 0. The server takes longer for an
+--          array or text than for packed numbers
 if start then
   local field, answer = args[2], nil
   local count = tonumber(redis.pcall('HINCRBY', KEYS[place], field, args[1]))
@@ -224,7 +220,7 @@ local function less(q, used, n)
   return used - q.limit * half - q.limit * half - q.limit * (n - half - half)
 end
 
--- Window::counted: what of the tokens used counts in the windows to come
+-- Window::counted
 local function counted(q)
   -- What saturates lasts for ever, and under a limit of 0 nothing comes down.
   if q.till and q.till < MAX and q.limit > 0 then
@@ -423,8 +419,8 @@ for i, q in ipairs(quotas) do
   end
 end
 
--- Whether the window of tokens has not ended, and none of a later one are taken: the count can't say in
--- which they leave room (Window::is_reserved_past).
+-- Whether the window of tokens has not ended, and none of a later one are taken
+-- (Window::is_reserved_past).
 local function takes_back(q)
   local n = 0
   if q.most > q.limit and q.limit > 0 then
@@ -438,8 +434,7 @@ local function takes_back(q)
     and (n == 0 or begins(q, n) < q.returns or begins(q, n + 1) <= q.returns)
 end
 
--- Reserved::late: whether a quota would count the tokens in a window that has ended when another one
--- covers them.
+-- `is_too_late` of decision/decide.rs: a quota covers its tokens only after another one's window has ended.
 local function is_late()
   for i, q in ipairs(quotas) do
     local n = in_debt(q, tokens)
@@ -517,10 +512,10 @@ end
 return answer, moved
 
 ----- expiry
--- The key lives until then, and no shorter than it did. One without an expiry is new, or has lost it. Then it
+-- The key lives until `till`, and no shorter than it did. One without an expiry is new, or has lost it: it
 -- lives until the last of all its counts has ended, asked for or not.
 -- till     an instant on the clock of the counts
--- shift    what is added to it on the server's
+-- shift    from it to the server's
 if redis.call('PEXPIREAT', KEYS[place], till + shift, 'NX') == 0 then
   redis.call('PEXPIREAT', KEYS[place], till + shift, 'GT')
 elseif redis.call('HLEN', KEYS[place]) > 1 then
@@ -551,8 +546,8 @@ elseif redis.call('HLEN', KEYS[place]) > 1 then
 end
 
 ----- rights
--- Asks for the commands that are needed, and fails with the names of those that can't be called. Redis 7.0
--- crashes when it is asked for EVALSHA. A server that can't be asked answers 0.
+-- Fails with the names of the needed commands that can't be called. Redis 7.0 crashes when it is asked for
+-- EVALSHA. A server that can't be asked answers 0.
 
 if not redis.acl_check_cmd then
   if KEYS[1] then
