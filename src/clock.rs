@@ -12,32 +12,18 @@ compile_error!(
      wasm32-wasip1 or wasm32-wasip2"
 );
 
-/// A source of wall time.
+/// A source of wall time, such as [`ManualClock`] or [one of your
+/// own](crate::guide::testing#queues).
 ///
-/// A store reads its clock once per decision. A clock may step back; this grants no tokens by
-/// itself.
-///
-/// ```
-/// use tower_fixed_window::{Clock, MemoryStore, SystemClock};
-///
-/// /// An hour ahead.
-/// struct Ahead;
-///
-/// impl Clock for Ahead {
-///     fn now_ms(&self) -> u64 {
-///         SystemClock.now_ms() + 3_600_000
-///     }
-/// }
-///
-/// let store = MemoryStore::new().clock(Ahead);
-/// # let _ = store;
-/// ```
+/// A store reads its clock once per decision. A clock that steps back grants no tokens by itself.
 pub trait Clock: Send + Sync + 'static {
-    /// Returns milliseconds since the Unix epoch, UTC. Values above 2^53 - 1 count as 2^53 - 1.
+    /// Returns milliseconds since the Unix epoch, UTC, as [`ManualClock::set_ms`] sets them. Values
+    /// above 2^53 - 1 count as 2^53 - 1.
     fn now_ms(&self) -> u64;
 }
 
-/// The system's wall clock. Before 1970 it reads 0. [`Clock`] has an example.
+/// The system's wall clock, which a [`MemoryStore`](crate::MemoryStore) reads unless it has
+/// another. Before 1970 it reads 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -46,7 +32,7 @@ pub(crate) const LAG_MS: i64 = 30;
 
 impl SystemClock {
     /// The time at the kernel's last tick, up to [`LAG_MS`] ago: the same clock, but cheaper to
-    /// read. `None` if the system has no such clock.
+    /// read. `None` if the system has none.
     #[inline]
     pub(crate) fn recent_ms(self) -> Option<u64> {
         #[cfg(all(target_os = "linux", not(tfw_sim)))]
@@ -99,7 +85,7 @@ impl ManualClock {
         Self(Arc::new(AtomicU64::new(ms)))
     }
 
-    /// Sets the clock, forwards or back.
+    /// Sets the clock, forwards or back, to milliseconds since the epoch.
     pub fn set_ms(&self, ms: u64) {
         self.0.store(ms, Ordering::SeqCst);
     }

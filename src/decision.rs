@@ -1,7 +1,7 @@
 //! The answer of a store: [`Decision`], with the [`Usage`] of each quota.
 //!
-//! A charge has a line for each limit, and so has its decision. The decision is that of the line
-//! that governs; if there are others, all lines are in a box, each in its place.
+//! A decision has a line for each limit of its charge, and is that of the line that governs. If
+//! there are others, all lines are in a box, each in its place.
 
 use std::array;
 use std::borrow::Cow;
@@ -26,21 +26,19 @@ pub(crate) use limited::{KeptRefuser, LimitName, Refuser};
 pub use usage::Usage;
 pub(crate) use usage::system_time;
 
-/// How many limits one charge can have.
 pub(crate) const MAX_LIMITS: usize = 8;
 
-/// The number of quotas of a line whose standings are in the line itself.
 const MAX_INLINE: usize = 2;
 
 /// The answer to a charge: whether it passed, and the standing of the key.
 ///
-/// If several quotas were charged, one of them *governs*, and the methods with a single value are
-/// about that quota: on a refusal the refusing quota with the latest retry, otherwise the one with
-/// the fewest tokens left. [`usage`](Self::usage) returns all of them.
+/// One of the charged quotas *governs*, and the methods with a single value are about that one: on
+/// a refusal the refusing quota with the latest retry, otherwise the one with the fewest tokens
+/// left. [`usage`](Self::usage) returns all of them.
 ///
-/// If several limits were charged ([`Limits`](crate::Limits)), one of them governs in the same way:
-/// on a refusal the refusing one with the latest retry, otherwise the one with the smallest part of
-/// its limit left. [`limits`](Self::limits) returns the decisions of all of them.
+/// Of several limits ([`Limits`](crate::Limits)), too, one governs: on a refusal the refusing one
+/// with the latest retry, otherwise the one with the smallest part of its limit left.
+/// [`limits`](Self::limits) returns the decisions of all.
 ///
 /// ```
 /// use std::time::Duration;
@@ -67,22 +65,20 @@ const MAX_INLINE: usize = 2;
 pub struct Decision {
     /// The line that governs. Of several, with the time, the verdict and the store of all.
     line: DecidedLine,
-    /// What is not in the line, if there is anything.
     details: Option<Box<Details>>,
 }
 
-/// The decision of one limit.
 #[derive(Clone, Copy)]
 struct DecidedLine {
     now: i64,
     /// The tokens taken, or those that a refused charge asked for.
     cost: u64,
     verdict: Verdict,
-    /// The standings of one or two quotas, in their order. If they are in [`LineDetails`], only the
-    /// governing quota's is here, at its position modulo [`MAX_INLINE`].
+    /// In the order of the quotas. If [`LineDetails`] has the standings, only the governing quota's
+    /// is here, at its position modulo [`MAX_INLINE`].
     inline: [Usage; MAX_INLINE],
     name: LimitName,
-    /// The limit itself, if it refused and is kept. Otherwise the details may have a copy.
+    /// If it is kept, and refused. Otherwise the details may have a copy.
     refuser: Option<KeptRefuser>,
     len: u8,
     governing: u8,
@@ -103,7 +99,6 @@ enum Verdict {
     RefusedForGood,
 }
 
-/// The details of the only line, or all lines.
 #[derive(Clone)]
 #[allow(clippy::large_enum_variant, reason = "in a box of its own, each would cost another one")]
 enum Details {
@@ -111,22 +106,19 @@ enum Details {
     Lines(DecidedLines),
 }
 
-/// What few lines have.
 #[derive(Clone)]
 struct LineDetails {
-    /// The standings, if there are more than the line has room for, or if there are details at all.
     standings: [Usage; Quotas::MAX],
     /// The window that covers the tokens of each quota, if that is not the standing's.
     covered: Option<[Span; Quotas::MAX]>,
     /// The state that a remote store keeps for each quota, if the store told it.
     states: Option<[Option<State>; Quotas::MAX]>,
-    /// The quotas of the limit that refused, for a response without a layer, if none is
-    /// [kept](KeptRefuser) for it.
+    /// For a response without a layer, if the limit that refused is not [kept](KeptRefuser).
     refuser: Option<Refuser>,
 }
 
-/// The lines of several limits, in the places that they have in the charge. A limit whose store
-/// failed, and that lets requests pass then, has none.
+/// In the places of the charge. A limit whose store failed, and that lets requests pass then, has
+/// no line.
 #[derive(Clone, Default)]
 struct DecidedLines {
     /// A line that could own all of this again would be dropped by a call.
@@ -134,12 +126,10 @@ struct DecidedLines {
     governing: u8,
 }
 
-/// A line with its details.
 #[derive(Clone, Copy)]
 struct LineRef<'a>(&'a DecidedLine, Option<&'a LineDetails>);
 
 impl Default for Details {
-    /// Returns no lines yet.
     #[inline(always)]
     fn default() -> Self {
         Self::Lines(DecidedLines::default())
@@ -173,13 +163,11 @@ impl<'a> LineRef<'a> {
         &standings[..line.len.into()]
     }
 
-    /// Returns the window that covers the tokens of a quota (S13).
     fn covering_window(self, i: usize) -> Span {
         let covered = self.1.and_then(|details| details.covered);
         covered.map_or_else(|| self.usage()[i].span(), |covered| covered[i])
     }
 
-    /// Returns the decision of this line.
     fn to_decision(self) -> Decision {
         let Self(line, details) = self;
         let details = details.map(|details| Box::new(Details::Line(details.clone())));
@@ -211,7 +199,7 @@ impl Decision {
         if self.allowed() { self.line.cost } else { 0 }
     }
 
-    /// Returns the tokens that are left, and the higher cost of a refused charge.
+    /// If some tokens are left for a refused charge, these and its cost.
     #[inline]
     pub(crate) fn left_and_cost(&self) -> Option<(u64, u64)> {
         // Most charges are of one token, which fits wherever any is left.
@@ -250,8 +238,8 @@ impl Decision {
         self.until(self.reset_at_ms())
     }
 
-    /// Returns how long to wait after a refusal until the same charge fits, if no other request
-    /// takes tokens. `None` if the charge was not refused, or can never fit
+    /// Returns how long to wait until a refused charge fits, if no other request takes tokens.
+    /// `None` if it was not refused, or can never fit
     /// ([`exceeds_capacity`](Self::exceeds_capacity)).
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_at_ms().map(|at| self.until(at))
@@ -262,8 +250,7 @@ impl Decision {
         self.retry_at_ms().map(system_time)
     }
 
-    /// Returns whether the charge was refused for good, because its cost exceeds what the quota can
-    /// grant.
+    /// Returns whether the charge was refused for good: its cost exceeds what the quota can grant.
     pub fn exceeds_capacity(&self) -> bool {
         self.line.verdict == Verdict::RefusedForGood
     }
@@ -309,20 +296,8 @@ impl Decision {
         self.line.local
     }
 
-    /// Turns a refusal into an error, for use with `?`.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Quota, RateLimited};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let limiter = Limiter::new(Quota::per_day(1));
-    /// assert!(limiter.check("alice").await?.into_result().is_ok());
-    ///
-    /// let error: RateLimited = limiter.check("alice").await?.into_result().unwrap_err();
-    /// assert!(error.to_string().starts_with("rate limit exceeded: 1 of 1 used, retry in "));
-    /// # Ok(()) }
-    /// ```
+    /// Turns a refusal into an error, for use with `?`, as in [the
+    /// guide](crate::guide::keys#without-http).
     ///
     /// # Errors
     /// [`RateLimited`] if the charge was refused. It converts into the response that a layer makes:
@@ -331,42 +306,24 @@ impl Decision {
         self.passed().map(drop)
     }
 
-    /// The same as [`into_result`](Self::into_result), but returns the decision if it passed.
     pub(crate) fn passed(self) -> Result<Self, RateLimited> {
         if self.allowed() { Ok(self) } else { Err(RateLimited::new(self)) }
     }
 
-    /// Returns the decision of one limit, if that limit took part. In a refusal, limits that would
-    /// have passed took nothing, and are [`allowed`](Self::allowed).
+    /// Returns the decision of one limit, if it took part. In a refusal, limits that would have
+    /// passed took nothing, and are [`allowed`](Self::allowed).
     pub fn of(&self, name: &str) -> Option<Self> {
         self.lines().find(|(_, of)| of.0.name.text() == name).map(|(_, of)| of.to_decision())
     }
 
-    /// Returns the name and the decision of each limit that took part. The name is empty if the
-    /// limit has none.
-    ///
-    /// ```
-    /// use tower_fixed_window::testing::block_on;
-    /// use tower_fixed_window::{Limits, Line, Quota};
-    ///
-    /// let limits = Limits::new([
-    ///     Quota::per_minute(600).name("requests"),
-    ///     Quota::per_hour(200_000).name("tokens"),
-    /// ]);
-    /// let lines = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 60_000)];
-    /// let decision = block_on(limits.check(lines))?;
-    ///
-    /// let left: Vec<_> = decision.limits().map(|(name, of)| (name, of.remaining())).collect();
-    /// assert_eq!(left, [("requests", 599), ("tokens", 140_000)]);
-    /// assert_eq!(decision.governing_limit(), "tokens");
-    /// # Ok::<_, tower_fixed_window::StoreError>(())
-    /// ```
+    /// Returns the name, or an empty one, and the decision of each limit that took part, as in the
+    /// example of [`Line`](crate::Line).
     pub fn limits(&self) -> impl Iterator<Item = (&str, Self)> {
         self.lines().map(|(_, of)| (of.0.name.text(), of.to_decision()))
     }
 
-    /// Returns the name of the limit that governs: see the example of [`limits`](Self::limits). It
-    /// is empty if the limit has none.
+    /// Returns the name of the limit that governs, as in the example of [`Limits`](crate::Limits).
+    /// It is empty if the limit has none.
     pub fn governing_limit(&self) -> &str {
         self.line.name.text()
     }
@@ -396,20 +353,17 @@ impl Decision {
         }
     }
 
-    /// Returns the end of the governing quota's window, in milliseconds.
     #[inline]
     pub(crate) fn reset_at_ms(&self) -> i64 {
         self.line.governor().end()
     }
 
-    /// Returns the governing quota, of the quotas that the decision was made by. Returns the first
-    /// if these have changed and are fewer.
+    /// The first, if the quotas have changed since and are fewer.
     pub(crate) fn governing_of<'a>(&self, quotas: &'a Quotas) -> &'a Quota {
         let quotas = quotas.as_slice();
         quotas.get(self.governing()).unwrap_or(&quotas[0])
     }
 
-    /// Returns each line with its place in the charge.
     fn lines(&self) -> impl Iterator<Item = (usize, LineRef<'_>)> + Clone {
         let (only, all) = match self.details.as_deref() {
             Some(Details::Lines(lines)) => (None, Some(lines.decided())),
@@ -419,7 +373,6 @@ impl Decision {
         only.into_iter().chain(all.into_iter().flatten())
     }
 
-    /// Returns the place of the line that governs.
     #[inline]
     pub(crate) fn governing_place(&self) -> usize {
         match self.details.as_deref() {
@@ -440,8 +393,7 @@ impl Decision {
         LineRef(&self.line, details)
     }
 
-    /// Returns the decision of the line at a place of the charge. `None` if its store failed, and
-    /// lets requests pass then.
+    /// `None` if the store of the line at this place failed, and lets requests pass then.
     pub(crate) fn at(&self, place: usize) -> Option<Cow<'_, Self>> {
         match self.details.as_deref() {
             Some(Details::Lines(lines)) => {
@@ -460,19 +412,16 @@ impl Decision {
         }
     }
 
-    /// Returns whether the line at a place has to wait. `None` if its store failed, and lets
-    /// requests pass then.
+    /// `None` as for [`at`](Self::at).
     #[inline]
     pub(crate) fn waits_at(&self, place: usize) -> Option<bool> {
         self.line_at(place).map(|line| matches!(line.verdict, Verdict::Reserved { .. }))
     }
 
-    /// Returns whether the line at a place refuses.
     pub(crate) fn refuses_at(&self, place: usize) -> bool {
         self.line_at(place).is_some_and(|line| !line.allowed())
     }
 
-    /// Changes the decision of each line, given its place.
     pub(crate) fn map_lines(self, mut change: impl FnMut(usize, Self) -> Self) -> Self {
         if !matches!(self.details.as_deref(), Some(Details::Lines(_))) {
             return change(0, self);
@@ -484,8 +433,6 @@ impl Decision {
         merging.done()
     }
 
-    /// Returns the details of the line at a place, after moving its standings there if it had none
-    /// yet. `None` if there is no such line.
     fn details_at(&mut self, place: usize) -> Option<&mut LineDetails> {
         let new = |line: &DecidedLine| LineDetails::from_usage(&line.inline);
         let line = &self.line;
@@ -498,7 +445,7 @@ impl Decision {
         }
     }
 
-    /// Returns the decision after its charge was corrected to another cost. It has one line.
+    /// The decision has one line.
     pub(crate) fn with_cost(mut self, cost: u64) -> Self {
         let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted() as i64;
         let standings = match self.details.as_deref_mut() {
@@ -513,22 +460,20 @@ impl Decision {
         self
     }
 
-    /// Returns until when the tokens of a quota can be refunded: the end of the window that covers
-    /// them. `None`: the tokens come from a count that other keys share. Its windows are not the
-    /// key's, so that the window of the grid counts (S14).
+    /// The end of the window that covers the tokens of a quota. `None`: other keys share their
+    /// count, whose windows are not the key's, so that the window of the grid counts (S14).
     pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
         let own = self.line.shared >> i & 1 == 0;
         own.then(|| self.governing_line().covering_window(i).end)
     }
 
-    /// Notes which quotas' tokens were taken from counts that other keys share. A decision that
-    /// passes has one line.
+    /// The decision has one line.
     pub(crate) fn note_shared(&mut self, quotas: u8) {
         self.line.shared |= quotas;
     }
 
-    /// Notes the states that a remote store keeps from here on for the only line, for the process
-    /// that called it: the states that the store writes, or else those that it had.
+    /// For the process that called a remote store: the states that it writes for the only line, or
+    /// else those that it had.
     fn note_states(&mut self, had: &[Option<State>; Quotas::MAX], writes: &[Option<State>]) {
         if let Some(details) = self.details_at(0) {
             let written = |i| writes.get(i).copied().flatten();
@@ -536,8 +481,6 @@ impl Decision {
         }
     }
 
-    /// Returns the decision of a line with its noted states, which are removed: users of the
-    /// decision don't need them.
     pub(crate) fn take_states(
         &mut self,
         place: usize,
@@ -564,8 +507,7 @@ impl Decision {
         Some((self.at(place)?.into_owned(), states?))
     }
 
-    /// Notes the limit of a line that refused, for a response without a layer: by its number if it
-    /// is kept, else a copy.
+    /// For a response without a layer: the limit by its number if it is kept, else a copy.
     pub(crate) fn note_refuser(
         &mut self,
         place: usize,
@@ -588,7 +530,6 @@ impl Decision {
         }
     }
 
-    /// Marks the decision as one of the fallback.
     pub(crate) fn into_local(mut self) -> Self {
         self.line.local = true;
         if let Some(Details::Lines(lines)) = self.details.as_deref_mut() {
@@ -597,7 +538,6 @@ impl Decision {
         self
     }
 
-    /// Lets a quota of the only line govern.
     #[inline(always)]
     fn govern_by(&mut self, i: usize) {
         self.line.governing = i as u8;
@@ -625,7 +565,6 @@ impl DecidedLine {
         matches!(self.verdict, Verdict::Passed | Verdict::Reserved { .. })
     }
 
-    /// Returns the standing of the quota that governs.
     #[inline]
     fn governor(&self) -> &Usage {
         &self.inline[usize::from(self.governing) % MAX_INLINE]

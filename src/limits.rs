@@ -31,8 +31,8 @@ pub use refused::{Refused, RefusedKey, RefusedRoute};
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use kept::KeptReceipt;
 
-/// Several limits that are charged together: a charge passes only if every limit grants it, and a
-/// refusal takes from none. Each limit has its own key and its own cost.
+/// Limits that are charged together: a charge passes only if every limit grants it, and a refusal
+/// takes from none. Each limit has its own key and its own cost.
 ///
 /// ```
 /// use tower_fixed_window::{Limits, Line, Quota};
@@ -65,16 +65,16 @@ pub use kept::KeptReceipt;
 /// # Ok(()) }
 /// ```
 ///
-/// The [`Decision`] is that of the limit that governs: on a refusal the refusing limit with the
-/// latest retry, otherwise the one with the smallest part of its limit left.
-/// [`Decision::of`] returns the decision of each limit.
+/// The [`Decision`] is that of the limit that governs: on a refusal the refusing one with the
+/// latest retry, otherwise the one with the smallest part of its limit left. [`Decision::of`]
+/// returns that of each.
 ///
-/// In memory, a charge is one step: no other request sees tokens that are not taken in the end. In
-/// a `RedisStore` it is one step, too, and one round trip. A cluster, whose keys are on several
-/// servers, and any other store that can't do that charges the limits one after the other, and
-/// returns what was taken when one refuses, within one deadline. Nothing passes above a limit then,
-/// either. For that moment, another request may be refused early; tokens whose return was lost stay
-/// counted until their window ends; and a window from the first request stays open.
+/// In memory and in a `RedisStore`, a charge is one step, in Redis one round trip. A cluster, whose
+/// keys are on several servers, and any other store that can't do that charges the limits one after
+/// the other, within one deadline, and returns what was taken when one refuses. Then, too, nothing
+/// passes above a limit, but another request may be refused early ([S37]).
+///
+/// [S37]: crate::guide::semantics#stores
 ///
 /// Clones share their counters. The methods return a [`Reply`], which must be awaited.
 #[derive(Clone)]
@@ -106,10 +106,6 @@ impl Limits {
         this
     }
 
-    /// Checks limits that a conversion has created: the panic shows the caller's line.
-    ///
-    /// # Panics
-    /// For the same reasons as [`new`](Self::new).
     #[track_caller]
     pub(crate) fn assert_valid(&self) {
         assert!(
@@ -131,18 +127,7 @@ impl Limits {
         }
     }
 
-    /// Counts in this store.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limits, MemoryStore, Quota};
-    ///
-    /// let limits = Limits::new([
-    ///     Quota::per_minute(60).name("requests"),
-    ///     Quota::per_hour(1_000).name("tokens"),
-    /// ]);
-    /// let limits = limits.store(MemoryStore::with_max_keys(100_000));
-    /// # let _ = limits;
-    /// ```
+    /// Counts in this store, as [`Limit::store`] does for one limit.
     ///
     /// # Panics
     /// If the store is shared ([`Store::is_shared`]) and the only limit has no name.
@@ -178,7 +163,6 @@ impl Limits {
         &self.store
     }
 
-    /// Returns the time of the store.
     pub(crate) fn now(&self) -> i64 {
         self.limits[0].now()
     }
@@ -201,7 +185,7 @@ impl Limits {
         self.position(name, 0).map(|limit| &self.limits[limit])
     }
 
-    /// Returns the position of the limit of a name, which is probably `here`.
+    /// The limit is probably `here`.
     #[inline(always)]
     fn position(&self, name: &str, here: usize) -> Option<usize> {
         match self.limits.get(here) {
@@ -240,28 +224,9 @@ impl Limits {
         Reply::of(self.charge_for_receipt(lines.as_ref(), |charge| charge))
     }
 
-    /// Takes the cost of each line, also from later windows as far as the quotas allow
-    /// ([`Quota::reserve_up_to`](crate::Quota::reserve_up_to)). The caller then waits for
-    /// [`Decision::ready_after`], which is the longest wait of all limits.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_fixed_window::{Limits, Line, ManualClock, MemoryStore, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let clock = ManualClock::at_ms(1_700_000_040_000);
-    /// let limits = Limits::new([
-    ///     Quota::per_minute(2).reserve_up_to(4).name("mails"),
-    ///     Quota::per_day(10).name("customers"),
-    /// ]);
-    /// let limits = limits.store(MemoryStore::new().clock(clock));
-    ///
-    /// let lines = [Line::new("mails", "all", 2), Line::new("customers", "acme", 2)];
-    /// assert_eq!(limits.reserve(&lines).await??.decision().ready_after(), Duration::ZERO);
-    /// let second = limits.reserve(&lines).await??;
-    /// assert_eq!(second.decision().ready_after(), Duration::from_secs(60));
-    /// # Ok(()) }
-    /// ```
+    /// Takes the cost of each line, also from later windows as far as the quotas allow:
+    /// [`Limiter::reserve`] for several limits. The caller waits for [`Decision::ready_after`], the
+    /// longest wait of all limits.
     ///
     /// # Errors
     /// The same as those of [`check`](Self::check).
@@ -283,13 +248,12 @@ impl Limits {
         Reply::of(self.correct_costs(&receipt, all))
     }
 
-    /// Sets the true costs of a charge, by the names of the limits. Limits that are not named keep
-    /// their cost. As for one limit ([`Limiter::settle`]), a lower cost is refunded, and the
-    /// difference to a higher cost is taken now, even beyond the limit.
+    /// Sets the true costs of a charge by the names of the limits, as [`Limiter::settle`] does.
+    /// Limits that are not named keep their cost.
     ///
     /// # Errors
-    /// If the store fails, or if the receipt is of other limits than these. If a name is not one
-    /// of the charge, or is there twice; then nothing changes.
+    /// If the store fails, or the receipt is of other limits than these. If a name is not one of
+    /// the charge, or is there twice; then nothing changes.
     pub fn settle<'a>(
         &self,
         receipt: impl Into<Receipt>,
@@ -311,7 +275,6 @@ impl Limits {
         Reply::of(self.correct_costs(&receipt, costs))
     }
 
-    /// Corrects the lines at these places.
     fn correct_costs(
         &self,
         receipt: &Receipt,
@@ -332,7 +295,6 @@ impl Limits {
         Ok(Reply::all(settled.collect()))
     }
 
-    /// Returns the limiter of each line.
     #[inline(always)]
     fn limiters_of(&self, lines: &[Line<'_>]) -> Result<[&Limiter; MAX_LIMITS], StoreError> {
         if lines.is_empty() || lines.len() > MAX_LIMITS {
@@ -373,7 +335,6 @@ impl Limits {
         }
     }
 
-    /// Charges the lines under these quotas.
     #[inline(always)]
     fn charge_under<'a>(
         &self,
@@ -412,8 +373,7 @@ impl Limits {
     }
 }
 
-/// A value that converts into [`Limits`]. A trait of this crate, since only its advice is shown by
-/// the compiler.
+/// Converts into [`Limits`]. A trait of this crate, since only its advice is shown by the compiler.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a limit",
     label = "write a quota here, such as `Quota::per_minute(60)`",
@@ -482,8 +442,7 @@ impl From<&Self> for Limits {
     }
 }
 
-/// A limit in a charge of several: the name of the limit, the key, and the cost. A limit without
-/// a line takes no part in the charge.
+/// A limit in a charge of several, with its key and its cost. A limit without a line takes no part.
 ///
 /// ```
 /// use tower_fixed_window::{Limits, Line, Quota, Quotas};
@@ -503,6 +462,7 @@ impl From<&Self> for Limits {
 /// // This request needs no tokens.
 /// let decision = limits.check([Line::new("requests", "acme", 1)]).await?;
 /// assert!(decision.of("tokens").is_none());
+/// assert_eq!(decision.limits().map(|(name, _)| name).collect::<Vec<_>>(), ["requests"]);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -527,7 +487,6 @@ impl<'a> Line<'a> {
 }
 
 impl Line<'_> {
-    /// Returns the quotas of the charge.
     fn quotas_of<'l>(&'l self, limiter: &'l Limiter) -> Result<Cow<'l, Quotas>, StoreError> {
         self.quotas.map_or_else(|| limiter.quotas_now(&self.key), |own| Ok(Cow::Borrowed(own)))
     }
@@ -543,36 +502,8 @@ impl fmt::Debug for Line<'_> {
 /// Proof of a charge that passed, to correct it once: it can't be copied. Dropping it leaves the
 /// charge as it is.
 ///
-/// A [`Limiter`](crate::Limiter) corrects the charge of its one limit:
-///
-/// ```
-/// use tower_fixed_window::{Limiter, Quota};
-///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let limiter = Limiter::new(Quota::per_day(1_000));
-/// let receipt = limiter.charge("alice", 100).await??;
-/// let decision = receipt.decision();
-/// assert_eq!((decision.granted(), decision.remaining()), (100, 900));
-/// limiter.refund(receipt).await?;
-/// # Ok(()) }
-/// ```
-///
-/// [`Limits`](crate::Limits) correct a charge of all of them:
-///
-/// ```
-/// use tower_fixed_window::{Limits, Line, Quota};
-///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let limits = Limits::new([
-///     Quota::per_day(9).name("requests"),
-///     Quota::per_day(1_000).name("tokens"),
-/// ]);
-/// let lines = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 600)];
-/// let receipt = limits.charge(lines).await??;
-/// assert_eq!(receipt.decision().of("tokens").unwrap().granted(), 600);
-/// limits.settle(receipt, [("tokens", 812)]).await?;
-/// # Ok(()) }
-/// ```
+/// A [`Limiter`](crate::Limiter) corrects the charge of its one limit, as in the example of
+/// [`Limiter::charge`], and [`Limits`](crate::Limits) one of several, as in the example there.
 #[derive(Debug)]
 pub struct Receipt {
     /// In their places of the charge.
@@ -580,34 +511,30 @@ pub struct Receipt {
     pub(crate) decision: Decision,
 }
 
-/// What was charged in a line.
 #[derive(Debug)]
 pub(crate) struct ReceiptLine {
     pub(crate) account: OwnedAccount,
-    /// `true` if quotas of the key's own, or of the charge's, decided, and not the limiter's.
+    /// `true` if quotas of the key or of the charge decided, not the limiter's.
     pub(crate) own: bool,
 }
 
 impl ReceiptLine {
-    /// The name that it was charged under.
     pub(crate) fn scope(&self) -> &Scope {
         self.account.as_account().scope()
     }
 }
 
 impl Receipt {
-    /// Returns the receipt of a charge that passed, or the refusal.
     pub(crate) fn of(lines: Vec<ReceiptLine>, decision: Decision) -> Result<Self, RateLimited> {
         Ok(Self { lines, decision: decision.passed()? })
     }
 
-    /// Returns the decision.
+    /// Returns the decision, as in the example of [`Limiter::reserve`].
     pub fn decision(&self) -> &Decision {
         &self.decision
     }
 }
 
-/// Makes a charge of the limiters' lines, which have these places, and reports it.
 #[inline(always)]
 pub(crate) fn charge_lines<'a>(
     store: &AnyStore,
@@ -653,8 +580,7 @@ fn charge_elsewhere<'a>(
     })
 }
 
-/// Reports a decision that was not made for a layer, and adds to a refusal what a response needs.
-/// `are_own`: the quotas of the charge may be the limiters' own.
+/// For decisions without a layer. `are_own`: the quotas of the charge may be the limiters' own.
 #[inline(always)]
 fn note_decision<'a>(
     decision: &mut Decision,
@@ -690,18 +616,7 @@ fn note_refusers<'a>(
     }
 }
 
-/// The limiters of all limits, in their order.
-///
-/// ```
-/// use tower_fixed_window::{Limits, Quota};
-///
-/// let limits = Limits::new([
-///     Quota::per_minute(60).name("requests"),
-///     Quota::per_hour(1_000).name("tokens"),
-/// ]);
-/// let names: Vec<_> = (&limits).into_iter().map(|limiter| limiter.name()).collect();
-/// assert_eq!(names, ["requests", "tokens"]);
-/// ```
+/// The limiters of all limits, in their order: `for limiter in &limits`.
 impl<'a> IntoIterator for &'a Limits {
     type Item = &'a Limiter;
     type IntoIter = slice::Iter<'a, Limiter>;

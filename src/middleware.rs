@@ -11,19 +11,18 @@
 //!                                     `rejection`
 //! ```
 //!
-//! - The *layer* has the options. Its *service* has what requests need, once for each thread: the
-//!   quotas in force, and headers that are made of these alone. Threads share no memory that they
-//!   write.
+//! - The *layer* has the options. Its *service* has what requests need, once for each thread, so
+//!   that threads share no memory that they write: the quotas in force, and headers made of these
+//!   alone.
 //! - The *future* owns the service that was made ready, the request's parts and its body. It only
-//!   calls, waits and reads; what a request has taken, and what is returned for it, the *limited
-//!   request* knows.
-//! - A *rejection* is why a request is refused. A `Reject` makes the response of it, and the
-//!   headers are added whatever that was.
+//!   calls, waits and reads; the *limited request* knows what was taken and what is returned.
+//! - A *rejection* is why a request is refused. A `Reject` makes the response of it, and the layer
+//!   adds the headers.
 //! - `cost` carries true costs from the handler to the limited request. `endpoint` and `openapi`
-//!   stand beside: they show limits, and charge nothing.
+//!   show limits, and charge nothing.
 //!
 //! A request that passes is called within `call`, before the future is polled: most stores answer
-//! at once. Its path is kept in few functions, since moving a request, a response or a decision is
+//! at once. Its path has few functions, since moving a request, a response or a decision is
 //! measurable. Whatever is rare is boxed, or not inlined.
 
 mod cost;

@@ -38,31 +38,38 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// assert_eq!(API.staggered().to_string(), "5000/hour staggered");
 /// assert_eq!(API.from_first_request().to_string(), "5000/hour from-first-request");
 ///
+/// // Windows that begin at 06:00 UTC.
+/// let shifted = Quota::per_day(100).starting_at(Duration::from_secs(6 * 3_600));
+/// assert_eq!(shifted.to_string(), "100/day starting-at=21600000ms");
+///
 /// let quota = API.rollover_up_to(6_000).reserve_up_to(100);
 /// assert_eq!((quota.capacity(), quota.max_reserved()), (6_000, 100));
+/// assert_eq!(quota.with_limit(60), Quota::per_hour(60).reserve_up_to(100));
 /// ```
 ///
 /// Windows are half-open: a request at exactly the end of a window is in the next one. By default
-/// windows are *aligned*: a minute begins at the full minute, an hour at the full hour, a day at
-/// midnight, a week on Monday 00:00, all in UTC. [`starting_at`](Self::starting_at),
-/// [`staggered`](Self::staggered) and [`from_first_request`](Self::from_first_request) choose other
-/// grids.
+/// windows are *aligned* to the clock in UTC: a minute begins at the full minute, a week on Monday
+/// 00:00. [`starting_at`](Self::starting_at), [`staggered`](Self::staggered) and
+/// [`from_first_request`](Self::from_first_request) choose other grids.
 ///
-/// Days, weeks, months and years can follow the calendar of a contract, in a time zone and from a
-/// chosen first day:
+/// Days, weeks, months and years can follow a contract, in a time zone and from a chosen first day:
 ///
 /// ```
 /// # #[cfg(feature = "time-zones")] {
-/// use tower_fixed_window::Quota;
+/// use tower_fixed_window::{Quota, Weekday};
 ///
 /// let quota = Quota::per_month(10_000).from_day(15).in_zone("America/New_York");
 /// assert_eq!(quota.to_string(), "10000/month from day 15 in America/New_York");
+/// let quota = Quota::per_week(500).from_weekday(Weekday::Sunday);
+/// assert_eq!(quota.to_string(), "500/week from sunday");
+/// let tax_year = Quota::per_year(100_000).from_date(4, 6);
+/// assert_eq!(tax_year.to_string(), "100000/year from 04-06");
 /// # }
 /// ```
 ///
 /// **What a fixed window does not promise:** a client can spend a whole limit just before a
-/// boundary and another just after it, so up to twice the limit passes within one window's length.
-/// If your backend can't absorb that, add a second, shorter window:
+/// boundary and another just after it: up to twice the limit within one window's length. If your
+/// backend can't absorb that, add a shorter window:
 /// `Quota::per_hour(1_000).and(Quota::per_minute(50))`.
 ///
 /// # Bounds
@@ -83,7 +90,6 @@ pub struct Quota {
     pub(crate) max_reserved: u64,
 }
 
-/// Where a quota's windows begin.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Anchor {
     /// On a grid through `offset` milliseconds after the epoch, less than a window.
@@ -97,8 +103,7 @@ pub(crate) enum Anchor {
 }
 
 impl Anchor {
-    /// Returns a number for anchors without an offset, above all offsets. This function is apart so
-    /// that grids need no jump table.
+    /// Above all offsets. This function is apart so that grids need no jump table.
     #[cold]
     const fn tag(self) -> u64 {
         match self {
@@ -160,18 +165,6 @@ impl Quota {
     /// restart forgets what was used: write `MemoryStore::open(path, interval)?` (feature `saved`)
     /// or use `RedisStore`.
     ///
-    /// ```
-    /// use std::time::{Duration, UNIX_EPOCH};
-    /// use tower_fixed_window::testing::block_on;
-    /// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
-    ///
-    /// const PLAN: Quota = Quota::per_month(10_000);
-    /// let february_29 = ManualClock::at_ms(1_709_164_800_000);
-    /// let limiter = Limit::new(PLAN).store(MemoryStore::new().clock(february_29));
-    /// let decision = block_on(limiter.check("alice")).unwrap();
-    /// assert_eq!(decision.reset_after(), Duration::from_secs(86_400));
-    /// ```
-    ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
@@ -192,14 +185,7 @@ impl Quota {
     /// `limit` tokens in each window of the given length.
     ///
     /// # Panics
-    /// If the limit or the window is out of [bounds](Quota#bounds). In a `const` this is a compile
-    /// error:
-    ///
-    /// ```compile_fail
-    /// # use std::time::Duration; use tower_fixed_window::Quota;
-    /// const NEVER: Quota = Quota::new(10, Duration::ZERO);
-    /// # let _ = NEVER;
-    /// ```
+    /// If the limit or the window is out of [bounds](Quota#bounds).
     #[track_caller]
     pub const fn new(limit: u64, window: Duration) -> Self {
         expect_quota(Self::try_new(limit, window))
@@ -242,16 +228,7 @@ impl Quota {
     }
 
     /// Shifts the windows to a grid that passes through the given time since the Unix epoch (UTC),
-    /// also before that time: to match the windows of another service, or for days that begin at a
-    /// local midnight.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_fixed_window::Quota;
-    ///
-    /// // Days that begin at 06:00 UTC.
-    /// const SHIFT: Quota = Quota::per_day(100).starting_at(Duration::from_secs(6 * 3_600));
-    /// ```
+    /// also before that time: to match another service, or for days that begin at a local midnight.
     ///
     /// # Panics
     /// If the quota follows a calendar.
@@ -264,8 +241,7 @@ impl Quota {
     }
 
     /// Gives each key a grid of its own, shifted by a hash of scope and key: the same on every node
-    /// and after every restart, without state. It spreads the moment at which waiting clients come
-    /// back.
+    /// and after every restart, without state. So waiting clients don't all come back at once.
     ///
     /// # Panics
     /// If the quota follows a calendar.
@@ -277,7 +253,7 @@ impl Quota {
     }
 
     /// Lets each key's window begin with its first request, and the next one with the first request
-    /// after that window. GitHub's API counts in this way.
+    /// after that window, as in GitHub's API.
     ///
     /// # Panics
     /// If the quota follows a calendar.
@@ -298,13 +274,6 @@ impl Quota {
     /// Sets the time zone of days, weeks, months or years, by its IANA name. A day begins when the
     /// zone's clock first shows it, and can have 23 or 25 hours.
     ///
-    /// ```
-    /// use tower_fixed_window::Quota;
-    ///
-    /// let quota = Quota::per_day(1_000).in_zone("Asia/Tokyo");
-    /// assert_eq!("1000/day in Asia/Tokyo".parse(), Ok(quota));
-    /// ```
-    ///
     /// The first quota in a zone reads the zone's data, and the process keeps it (4 kB for each
     /// zone). A restart reads a newer edition.
     ///
@@ -323,13 +292,6 @@ impl Quota {
 
     /// The same as [`in_zone`](Self::in_zone), for time zones from a database or a file.
     ///
-    /// ```
-    /// use tower_fixed_window::{Quota, QuotaError};
-    ///
-    /// let error = Quota::per_month(10_000).try_in_zone("Europe/Atlantis").unwrap_err();
-    /// assert_eq!(error, QuotaError::UnknownTimeZone);
-    /// ```
-    ///
     /// # Errors
     /// [`QuotaError::UnknownTimeZone`], [`QuotaError::NoTimeZoneDatabase`], or for windows other
     /// than a day, a week, a month and a year [`QuotaError::NotACalendar`] or
@@ -340,20 +302,12 @@ impl Quota {
         self.in_named_zone(name)
     }
 
-    /// Puts the windows of a calendar into a time zone.
     fn in_named_zone(self, name: &str) -> Result<Self, QuotaError> {
         let period = self.calendar()?.period;
         Ok(self.on_calendar(period, Zone::named(name)?))
     }
 
     /// Lets weeks begin on this day.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Quota, Weekday};
-    ///
-    /// const QUOTA: Quota = Quota::per_week(500).from_weekday(Weekday::Sunday);
-    /// assert_eq!("500/week from sunday".parse(), Ok(QUOTA));
-    /// ```
     ///
     /// # Panics
     /// If the quota is not one of [`per_week`](Self::per_week).
@@ -365,13 +319,6 @@ impl Quota {
     /// Lets months begin on this day, 1 to 31, or on the last day of a shorter month: from day 31,
     /// a window runs from 31 January to 28 February, and the next one to 31 March.
     ///
-    /// ```
-    /// use tower_fixed_window::Quota;
-    ///
-    /// const PLAN: Quota = Quota::per_month(10_000).from_day(31);
-    /// assert_eq!("10000/month from day 31".parse(), Ok(PLAN));
-    /// ```
-    ///
     /// # Panics
     /// If there is no such day, or the quota is not one of [`per_month`](Self::per_month).
     /// [`try_from_day`](Self::try_from_day) returns an error instead.
@@ -382,12 +329,6 @@ impl Quota {
 
     /// The same as [`from_day`](Self::from_day), for billing days from a database.
     ///
-    /// ```
-    /// use tower_fixed_window::{Quota, QuotaError};
-    ///
-    /// assert_eq!(Quota::per_month(10_000).try_from_day(32), Err(QuotaError::FirstDay));
-    /// ```
-    ///
     /// # Errors
     /// [`QuotaError::FirstDay`].
     pub const fn try_from_day(self, first: u8) -> Result<Self, QuotaError> {
@@ -397,13 +338,6 @@ impl Quota {
     /// Lets years begin on this month and day. From 29 February, they begin on 28 February in other
     /// years.
     ///
-    /// ```
-    /// use tower_fixed_window::Quota;
-    ///
-    /// const TAX_YEAR: Quota = Quota::per_year(100_000).from_date(4, 6);
-    /// assert_eq!("100000/year from 04-06".parse(), Ok(TAX_YEAR));
-    /// ```
-    ///
     /// # Panics
     /// If there is no such day, or the quota is not one of [`per_year`](Self::per_year).
     #[track_caller]
@@ -411,7 +345,6 @@ impl Quota {
         expect_quota(self.starting_on(Period::Year(month, day)))
     }
 
-    /// Sets the first day of a calendar's windows.
     const fn starting_on(self, first: Period) -> Result<Self, QuotaError> {
         match (self.calendar(), first.validated()) {
             (Ok(Calendar { period, zone }), Ok(first)) if period.is_same_kind(first) => {
@@ -422,7 +355,6 @@ impl Quota {
         }
     }
 
-    /// Returns the calendar that these windows follow, if there is one.
     const fn calendar(&self) -> Result<Calendar, QuotaError> {
         const MONDAYS: Period = Period::Week(Weekday::Monday);
 
@@ -435,8 +367,7 @@ impl Quota {
         }
     }
 
-    /// Returns the same quota with the windows of a calendar. In UTC, days and weeks from Monday
-    /// stay on a grid.
+    /// In UTC, days and weeks from Monday stay on a grid.
     const fn on_calendar(mut self, period: Period, zone: Zone) -> Self {
         self.window = period.max_days() * DAY_MS;
         self.anchor = match period {
@@ -485,15 +416,8 @@ impl Quota {
         self
     }
 
-    /// Combines this quota with another one: a request passes only if both grant it, and a refusal
-    /// takes from neither.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Quota, Quotas};
-    ///
-    /// const SEARCH: Quotas = Quota::per_minute(33).and(Quota::per_hour(2_000));
-    /// assert_eq!(SEARCH.to_string(), "33/minute, 2000/hour");
-    /// ```
+    /// Combines this quota with another one, as in the example of [`Quotas`]: a request passes only
+    /// if both grant it, and a refusal takes from neither.
     ///
     /// # Panics
     /// If both have the same window and anchor: they would be one counter. Keep the smaller.
@@ -505,14 +429,8 @@ impl Quota {
     }
 
     /// Returns the same windows with another limit. A rollover capacity is dropped, and the
-    /// reservable tokens are cut to what is allowed. Counters continue: the limit is not part of
+    /// reservable tokens are cut to what is allowed. Counters continue: the limit is no part of
     /// their identity.
-    ///
-    /// ```
-    /// use tower_fixed_window::Quota;
-    ///
-    /// assert_eq!(Quota::per_hour(60).with_limit(5_000), Quota::per_hour(5_000));
-    /// ```
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
@@ -532,9 +450,9 @@ impl Quota {
         self.limit
     }
 
-    /// Returns the length of a window. In a calendar, lengths differ: here a day has 24 hours, a
-    /// month 31 days and a year 366 days. [`Usage::window`](crate::Usage::window) returns the
-    /// length of the current one.
+    /// Returns the length of a window; in a calendar, where lengths differ, 24 hours for a day, 31
+    /// days for a month and 366 for a year. [`Usage::window`](crate::Usage::window) has that of the
+    /// current one.
     pub const fn window(&self) -> Duration {
         Duration::from_millis(self.window)
     }
@@ -564,8 +482,8 @@ impl Quota {
         CounterName(*self)
     }
 
-    /// The same as [`counter`](Self::counter), as a number that must still be mixed. The number
-    /// holds only in this process.
+    /// [`counter`](Self::counter) as a number that must still be mixed, and holds only in this
+    /// process.
     pub(crate) const fn identity(&self) -> u64 {
         let anchor = match self.anchor {
             Anchor::Grid { offset } => offset,
@@ -574,13 +492,12 @@ impl Quota {
         self.window ^ anchor.wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 
-    /// Returns whether the windows of this quota carry nothing over, and its limit is not 0.
+    /// Whether windows carry nothing over, and the limit is not 0.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.capacity == self.limit && self.limit > 0
     }
 
-    /// Returns whether a window of the quota can have this length.
     pub(crate) fn may_last(&self, length: Duration) -> bool {
         // Months differ by up to three days, and a change of the clocks moves a boundary.
         const MOST: Duration = Duration::from_millis(3 * DAY_MS + DAY_MS / 12);
@@ -588,7 +505,6 @@ impl Quota {
         if let Anchor::Calendar(_) = self.anchor { differs <= MOST } else { differs.is_zero() }
     }
 
-    /// Returns whether both quotas have the same counter: see [`counter`](Self::counter).
     const fn same_counter(&self, other: &Quota) -> bool {
         self.window == other.window
             && match (self.anchor, other.anchor) {
@@ -619,7 +535,6 @@ const fn expect_quota(quota: Result<Quota, QuotaError>) -> Quota {
     }
 }
 
-/// The text that identifies a quota's counters.
 struct CounterName(Quota);
 
 impl fmt::Display for CounterName {
@@ -634,10 +549,8 @@ impl fmt::Display for CounterName {
     }
 }
 
-/// Where [`fnv_1a`] begins.
 pub(crate) const FNV_1A: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// FNV-1a of 64 bits: the hash after further bytes.
 #[inline]
 pub(crate) fn fnv_1a(hash: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
     let add = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);

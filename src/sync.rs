@@ -9,7 +9,6 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 #[cfg(tfw_shuttle)]
 pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
 
-/// A monotonic instant.
 #[cfg(not(feature = "tokio"))]
 pub(crate) use std::time::Instant;
 #[cfg(feature = "tokio")]
@@ -19,7 +18,7 @@ pub(crate) use with_tokio::{Runtime, Sleep};
 #[cfg(not(feature = "tokio"))]
 pub(crate) use without_tokio::{Runtime, Sleep};
 
-/// Locks a mutex under which nothing panics. If something did, the counters would still be valid.
+/// Nothing panics under these locks. If something did, the counters would still be valid.
 #[inline(always)]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.try_lock() {
@@ -28,8 +27,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
-/// Waits longer from try to try before the thread sleeps: threads that use one key take the lock
-/// many times in a row each, and its memory moves between their cores less often.
+/// Waits longer from try to try before it sleeps: threads that use one key take the lock many times
+/// in a row, and its memory then moves between their cores less often.
 #[cold]
 #[inline(never)]
 fn wait_for<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -46,7 +45,6 @@ fn wait_for<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls a closure when it is dropped.
 pub(crate) struct AtEnd<F: Fn()>(pub(crate) F);
 
 impl<F: Fn()> Drop for AtEnd<F> {
@@ -77,7 +75,6 @@ mod with_tokio {
             Self(Handle::try_current().ok())
         }
 
-        /// Runs `f` in this runtime, unless the thread is in a runtime already.
         pub(crate) fn run(&self, f: impl FnOnce()) {
             let missing = self.0.as_ref().filter(|_| Handle::try_current().is_err());
             let _entered = missing.map(Handle::enter);
@@ -137,7 +134,6 @@ mod without_tokio {
         }
     }
 
-    /// A sleep that never ends.
     pub(crate) struct Sleep;
 
     impl Sleep {

@@ -1,18 +1,17 @@
-//! The arithmetic of a fixed window: pure, in integers, over one quota of one key. Stores keep a
+//! The arithmetic of a fixed window: pure, in integers, over one quota of one key. A store keeps a
 //! [`State`] per (scope, quota, key). A [`Window`] interprets it at an instant and computes the
 //! state to write.
 //!
-//! The rules' arithmetic is only in this file. A store that works elsewhere (a script in Redis)
-//! mirrors it, and the conformance suite compares the two.
+//! The rules' arithmetic is only here. A store elsewhere (a script in Redis) mirrors it, and the
+//! conformance suite compares the two.
 
 use crate::quota::{Anchor, Calendar, FNV_1A, Quota, Span, fmix64, fnv_1a};
 
 /// The last instant, and the largest count: everything saturates here (S11).
 pub(crate) const MAX: i64 = Quota::MAX_TOKENS as i64;
 
-/// The state that a store keeps for one quota of one key. Instants are milliseconds since the
-/// epoch. Later versions may add fields, so a store begins with the default and sets what it has
-/// read:
+/// What a store keeps for one quota of one key. Instants are milliseconds since the epoch. Later
+/// versions may add fields, so begin with the default and set what was read:
 ///
 /// ```
 /// use tower_fixed_window::store::State;
@@ -23,22 +22,20 @@ pub(crate) const MAX: i64 = Quota::MAX_TOKENS as i64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct State {
-    /// The start of the window that was last written.
+    /// The start of the window last written.
     pub start: i64,
-    /// Tokens taken. Negative while more than the limit is left (rollover), above the limit in
+    /// Tokens taken: negative while more than the limit is left (rollover), above the limit in
     /// debt.
     pub used: i64,
     /// From here on there is no state.
     pub until: i64,
 }
 
-/// The end of a state.
 #[derive(Clone, Copy, Debug)]
 enum StateEnd {
-    /// There is no state: a new key.
     New,
     At(i64),
-    /// The state is stored in a later window, since the clock stepped back (S4).
+    /// Stored in a later window, since the clock stepped back (S4).
     Moved(i64),
 }
 
@@ -60,7 +57,6 @@ impl StateEnd {
     }
 }
 
-/// A quota of one key as it stands at one instant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window<'a> {
     quota: &'a Quota,
@@ -71,8 +67,8 @@ pub(crate) struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// Returns the window that runs at `now`, with what `state` has counted in it. `shift` moves
-    /// the grid of a staggered quota ([`stagger`]); other quotas ignore it.
+    /// The window that runs at `now`. `shift` moves the grid of a staggered quota ([`stagger`]);
+    /// others ignore it.
     #[inline(always)]
     pub(crate) fn at(now: i64, state: Option<State>, quota: &'a Quota, shift: u64) -> Self {
         if let Anchor::Calendar(calendar) = quota.anchor {
@@ -94,7 +90,7 @@ impl<'a> Window<'a> {
             };
         }
         if now < state.start {
-            // If it stepped back by more, the state moves along and keeps its count (S4).
+            // If by more, the state moves along and keeps its count (S4).
             let start = grid(now, quota, shift);
             // For whole windows, even if the last instant has cut one short.
             let lasts = ((state.until - state.start) as u64).next_multiple_of(quota.window);
@@ -119,8 +115,8 @@ impl<'a> Window<'a> {
         window
     }
 
-    /// The same as [`at`](Self::at) in the usual case, in less time: a [plain](Quota::is_plain)
-    /// quota whose count ends with its window, which still runs at `latest`. `None` in other cases.
+    /// [`at`](Self::at) in the usual case, in less time: a [plain](Quota::is_plain) quota whose
+    /// count ends with its window, which still runs at `latest`. `None` in other cases.
     #[inline(always)]
     pub(crate) fn running(now: i64, latest: i64, state: State, quota: &'a Quota) -> Option<Self> {
         let State { start, used, until: end } = state;
@@ -132,8 +128,8 @@ impl<'a> Window<'a> {
         runs.then_some(Self { quota, start, end, used, until: StateEnd::At(end) })
     }
 
-    /// Returns whether another window may run at `latest`, a little after the `now` that this one
-    /// was found by.
+    /// Returns whether another window may run at `latest`, a little after the `now` that found this
+    /// one.
     #[inline]
     pub(crate) fn is_over_at(&self, now: i64, latest: i64) -> bool {
         let begins = matches!(self.quota.anchor, Anchor::FirstRequest) && self.start >= now;
@@ -155,7 +151,6 @@ impl<'a> Window<'a> {
         Self { quota, start, end: end(start, quota), used: least_used(quota), until: StateEnd::New }
     }
 
-    /// The same as [`at`](Self::at) for the windows of a calendar (S35).
     #[inline(never)]
     fn on_calendar(now: i64, state: Option<State>, quota: &'a Quota, calendar: Calendar) -> Self {
         let new = Self::new(now, quota, 0);
@@ -171,8 +166,7 @@ impl<'a> Window<'a> {
             -1 if now > new.start => {
                 Self { start: state.start, end: calendar.after(state.start, 1), ..running }
             }
-            // If it stepped back by more, the state moves along, keeps its count and lasts as long
-            // (S4).
+            // The state lasts as many windows as before (S4).
             ..0 => {
                 let lasts = Self { start: state.start, ..running }.left().unwrap_or(1);
                 Self { until: StateEnd::Moved(new.after(lasts)), ..running }
@@ -188,8 +182,8 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Creates a window that another place has computed by the same rules. On a calendar, `until`
-    /// is the number of windows until the state ends.
+    /// A window that another place has computed by the same rules. On a calendar, `until` is the
+    /// number of windows until the state ends.
     pub(crate) fn known(quota: &'a Quota, span: Span, used: i64, until: Option<i64>) -> Self {
         let Span { start, end } = span;
         let known = Self { quota, start, end, used, until: StateEnd::New };
@@ -200,7 +194,6 @@ impl<'a> Window<'a> {
         Self { until: until.map_or(StateEnd::New, StateEnd::At), ..known }
     }
 
-    /// Returns the window around `now` with no tokens left.
     pub(crate) fn spent(now: i64, quota: &'a Quota, shift: u64) -> Self {
         let window = Self::new(now, quota, shift);
         let used = (quota.limit + quota.max_reserved) as i64;
@@ -208,7 +201,6 @@ impl<'a> Window<'a> {
         Self { used, until: StateEnd::At(until), ..window }
     }
 
-    /// Returns the same count in the window around `now`, for the same number of windows.
     pub(crate) fn moved(&self, now: i64, shift: u64) -> Self {
         let Self { start, end, .. } = Self::new(now, self.quota, shift);
         let moved = Self { start, end, ..*self };
@@ -224,12 +216,10 @@ impl<'a> Window<'a> {
         self.quota
     }
 
-    /// Returns when this window began.
     pub(crate) fn start(&self) -> i64 {
         self.start
     }
 
-    /// Returns when the next window begins.
     #[inline]
     pub(crate) fn end(&self) -> i64 {
         self.end
@@ -240,20 +230,18 @@ impl<'a> Window<'a> {
         Span { start: self.start, end: self.end }
     }
 
-    /// Returns the tokens taken; see [`State::used`].
     #[inline]
     pub(crate) fn used(&self) -> i64 {
         self.used
     }
 
-    /// Returns the state to write if nothing is taken: one that has moved, which would otherwise
-    /// move along for as long as the clock was ahead (S4).
+    /// The state to write if nothing is taken: one that has moved, which would otherwise move along
+    /// for as long as the clock was ahead (S4).
     #[inline]
     pub(crate) fn settled(&self) -> Option<State> {
         matches!(self.until, StateEnd::Moved(_)).then(|| self.take(0))
     }
 
-    /// Returns how many tokens could be taken now, with `reserve` also from later windows.
     #[inline]
     pub(crate) fn available(&self, reserve: bool) -> u64 {
         if self.quota.limit == 0 {
@@ -263,26 +251,22 @@ impl<'a> Window<'a> {
         (limit(self.quota) + debt).saturating_sub(self.used).max(0) as u64
     }
 
-    /// Returns whether a charge of `cost` passes (S6, S8).
     #[inline]
     pub(crate) fn fits(&self, cost: u64, reserve: bool) -> bool {
         cost <= self.available(reserve)
     }
 
-    /// Returns whether a charge passes in a [running](Self::running) window, whose quota is plain
-    /// and whose count is not negative.
     #[inline]
     pub(crate) fn running_fits(&self, cost: u64) -> bool {
         cost <= (limit(self.quota) - self.used).max(0) as u64
     }
 
-    /// Returns the state after `cost` tokens are taken, even if they don't fit (S15 may overdraw).
+    /// Takes tokens even if they don't fit (S15 may overdraw).
     #[inline]
     pub(crate) fn take(&self, cost: u64) -> State {
         self.state_with(self.used_after(cost), cost.min(Quota::MAX_TOKENS) as i64)
     }
 
-    /// Returns the tokens taken after a charge of `cost`.
     #[inline]
     pub(crate) fn used_after(&self, cost: u64) -> i64 {
         self.used.saturating_add(cost.min(Quota::MAX_TOKENS) as i64).min(MAX)
@@ -299,8 +283,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Returns the state after `tokens` are returned; `None` if there is no state to return them to
-    /// (S14).
+    /// `None`: there is no state to return them to (S14).
     pub(crate) fn give_back(&self, tokens: u64) -> Option<State> {
         let tokens = tokens.min(Quota::MAX_TOKENS) as i64;
         self.until
@@ -313,8 +296,8 @@ impl<'a> Window<'a> {
         State { start: self.start, used, until: self.state_end(used, added) }
     }
 
-    /// Returns when the state ends after `added` tokens have changed its count to `used`: when the
-    /// count is back at the least (S5).
+    /// The end of the state after `added` tokens have changed its count to `used`: when the count
+    /// is back at the least (S5).
     #[inline]
     fn state_end(&self, used: i64, added: i64) -> i64 {
         // Most counts end with their window. Under a limit of 0 this is never true.
@@ -326,8 +309,8 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// The same for all other counts. Functions that are called seldom take a copy: a window that
-    /// is never pointed to stays in registers.
+    /// All other counts. Functions that are called seldom take a copy: a window that is never
+    /// pointed to stays in registers.
     #[inline(never)]
     fn end_after_windows(self, added: i64) -> i64 {
         let quota = self.quota;
@@ -338,8 +321,8 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Returns how many of the tokens taken count in later windows: no more than are granted up to
-    /// `until`. The rest was taken under a higher limit, and ends with this window (S5).
+    /// How many of the tokens taken count in later windows: at most what is granted up to `until`.
+    /// The rest was taken under a higher limit, and ends with this window (S5).
     #[inline]
     fn counted(&self) -> i64 {
         match self.left() {
@@ -351,8 +334,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Returns how many windows the state lasts, with this one. A state that saturates lasts for
-    /// ever.
+    /// How many windows the state lasts, with this one. One that saturates lasts for ever.
     #[inline]
     fn left(&self) -> Option<i64> {
         self.until.known().map(|until| match (until, self.quota.anchor) {
@@ -362,8 +344,7 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// Returns when a refused `cost` would fit if no other request took tokens before (S16);
-    /// `None`: never.
+    /// When a refused `cost` would fit if no other request took tokens before (S16); `None`: never.
     #[inline]
     pub(crate) fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
         let (quota, until) = (self.quota, self.until.known());
@@ -372,7 +353,6 @@ impl<'a> Window<'a> {
         if ends { until } else { self.first_fit(cost, reserve) }
     }
 
-    /// The same for counts that last longer, and for reservations.
     #[inline(never)]
     fn first_fit(self, cost: u64, reserve: bool) -> Option<i64> {
         let quota = self.quota;
@@ -388,8 +368,8 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// Returns the window that covers `cost` tokens if they are taken here (S13): this one, unless
-    /// they leave a debt.
+    /// The window that covers `cost` tokens if they are taken here (S13): this one, unless they
+    /// leave a debt.
     pub(crate) fn covering_window(&self, cost: u64) -> Span {
         match self.in_debt(cost as i64) {
             Some(0) => self.span(),
@@ -398,7 +378,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Returns in how many windows `cost` more tokens are no debt; `None`: never.
+    /// In how many windows `cost` more tokens are no debt; `None`: never.
     fn in_debt(&self, cost: i64) -> Option<i64> {
         if self.used + cost <= limit(self.quota) {
             return Some(0);
@@ -408,7 +388,6 @@ impl<'a> Window<'a> {
         Some(windows.max(i64::from(cost > 0)))
     }
 
-    /// Returns the start of the `n`th window after this one.
     #[inline]
     fn after(&self, n: i64) -> i64 {
         match (self.quota.anchor, n) {
@@ -419,13 +398,12 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Returns how many windows grant `tokens`, rounded up; `None`: a limit of 0 never does.
+/// How many windows grant `tokens`, rounded up; `None`: a limit of 0 never does.
 #[inline]
 fn windows_for(tokens: i64, quota: &Quota) -> Option<i64> {
     if quota.limit == 0 {
         return None;
     }
-    // Most charges are within one limit: no division for them.
     Some(match tokens.max(0) as u64 {
         0 => 0,
         tokens if tokens <= quota.limit => 1,
@@ -433,7 +411,7 @@ fn windows_for(tokens: i64, quota: &Quota) -> Option<i64> {
     })
 }
 
-/// Returns the count of a new key: 0, or less if the key starts with rolled-over tokens.
+/// The count of a new key: 0, or less if it starts with rolled-over tokens.
 #[inline]
 fn least_used(quota: &Quota) -> i64 {
     // A limit of 0 refuses everything, rolled-over tokens included (S8).
@@ -445,7 +423,6 @@ fn limit(quota: &Quota) -> i64 {
     quota.limit as i64
 }
 
-/// Returns the start of the window around `now`.
 #[inline]
 fn grid(now: i64, quota: &Quota, shift: u64) -> i64 {
     let offset = match quota.anchor {
@@ -456,14 +433,13 @@ fn grid(now: i64, quota: &Quota, shift: u64) -> i64 {
     now - (now - offset as i64).rem_euclid(quota.window as i64)
 }
 
-/// Returns the end of a window.
 #[inline]
 fn end(start: i64, quota: &Quota) -> i64 {
     start.saturating_add(quota.window as i64).min(MAX)
 }
 
-/// Returns the shift of a staggered grid for a scope and an encoded key: FNV-1a, finished by
-/// MurmurHash3's fmix64 (S2). The shift is the same on every node, for ever.
+/// The shift of a staggered grid: FNV-1a, finished by MurmurHash3's fmix64 (S2); the same on every
+/// node, for ever.
 pub(crate) fn stagger(scope: &str, key: &[u8]) -> u64 {
     fmix64(fnv_1a(FNV_1A, scope.bytes().chain(key.iter().copied())))
 }

@@ -4,7 +4,6 @@ use super::{DecidedLine, Decision, Details, LimitName, LineDetails, MAX_INLINE, 
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
-/// The tokens that a charge asks for, and its options.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     pub(crate) cost: u64,
@@ -14,7 +13,6 @@ pub(crate) struct Ask {
 }
 
 impl Decision {
-    /// Creates the decision of a charge that passed.
     #[inline]
     pub(super) fn new(
         name: LimitName,
@@ -39,8 +37,8 @@ impl Decision {
         Self { line, details: None }
     }
 
-    /// The same as [`over`](Self::over) for a plain charge that fits in its
-    /// [running](Window::running) windows. Returns the decision and the new counts.
+    /// [`over`](Self::over) for a plain charge that fits in its [running](Window::running) windows:
+    /// returns the new counts.
     #[inline(always)]
     pub(crate) fn all_running<const N: usize>(
         name: LimitName,
@@ -63,9 +61,8 @@ impl Decision {
         (decision, used)
     }
 
-    /// Decides a charge over all quotas: all grant it, or none does (S6). `windows` has a window
-    /// for each quota, at most `N`. Returns the decision and the states to write, in the same
-    /// order.
+    /// All quotas grant the charge, or none does (S6). `windows` has one for each quota, at most
+    /// `N`. Returns the states to write in the same order.
     #[inline(always)]
     pub(crate) fn over<const N: usize>(
         name: LimitName,
@@ -147,8 +144,8 @@ impl Decision {
     }
 }
 
-/// The decision of a plain charge in a [running](Window::running) window, small enough for
-/// registers: a [`Decision`] is made of it where the reply will be.
+/// A plain charge in a [running](Window::running) window, small enough for registers: a
+/// [`Decision`] is made of it where the reply will be.
 #[derive(Clone, Copy)]
 pub(crate) struct Ruling {
     now: i64,
@@ -158,7 +155,6 @@ pub(crate) struct Ruling {
 }
 
 impl Ruling {
-    /// Decides the charge.
     #[inline(always)]
     pub(crate) fn new(now: i64, window: &Window<'_>, cost: u64) -> Self {
         let mut usage = Usage::from_window(window);
@@ -173,7 +169,6 @@ impl Ruling {
         Self { now, cost, usage, verdict }
     }
 
-    /// Returns the new count.
     #[inline]
     pub(crate) fn used(&self) -> i64 {
         self.usage.used
@@ -196,15 +191,14 @@ impl Ruling {
 
 /// Tokens taken from later windows (S13).
 struct Reservation {
-    /// The window that covers the tokens of each quota.
     covered: [Span; Quotas::MAX],
     ready_at: i64,
     /// A bit for each quota whose tokens are short.
     short: u8,
     /// The short quota whose tokens are covered last.
     last: usize,
-    /// `true` if one quota covers the tokens only after the window has ended that covers them under
-    /// another quota.
+    /// `true` if one quota covers the tokens after the end of the window that covers them under
+    /// another.
     late: bool,
 }
 
@@ -242,7 +236,6 @@ impl Reservation {
     }
 }
 
-/// A line of a charge: its limit, the windows of its quotas, and what it asks for.
 #[derive(Clone, Copy)]
 pub(crate) struct LineWindows<'w, 'a> {
     pub(crate) name: LimitName,
@@ -255,9 +248,9 @@ pub(crate) struct LineWindows<'w, 'a> {
 }
 
 impl Decision {
-    /// Decides a charge of all its lines: all grant it, or none takes anything. Calls `write` with
-    /// each line's place, whether its cost is taken, and the states to write; if nothing is taken,
-    /// these are the ones that have moved (S4).
+    /// All lines grant the charge, or none takes anything. Calls `write` with each line's place,
+    /// whether its cost is taken, and the states to write; if nothing is taken, these are the ones
+    /// that have moved (S4).
     #[inline(always)]
     pub(crate) fn over_lines<'w, 'a: 'w, const N: usize>(
         now: i64,
@@ -311,8 +304,8 @@ impl Decision {
         merging.done()
     }
 
-    /// Refuses a reservation of several limits, if one of them would cover it only after the window
-    /// has ended that covers it under another one (S13). Returns `None` if it is in time.
+    /// The refusal of a reservation that one limit would cover only after the end of the window
+    /// that covers it under another (S13). `None` if it is in time.
     pub(crate) fn late_refusal(&self) -> Option<Self> {
         let taking = self.lines().filter(|(_, of)| of.0.allowed() && of.0.cost > 0);
         let windows = taking.flat_map(|(place, of)| {
@@ -322,8 +315,8 @@ impl Decision {
         is_too_late(windows).then(|| self.clone().map_lines(|_, of| of.undone()))
     }
 
-    /// Returns the decision of a line after its tokens were returned, since another line refused:
-    /// it takes nothing, and a reservation becomes a refusal.
+    /// A line after its tokens were returned, since another one refused: a reservation becomes a
+    /// refusal.
     pub(crate) fn undone(self) -> Self {
         match self.line.verdict {
             Verdict::Reserved { ready_at } => self.into_refusal(ready_at),
@@ -332,8 +325,7 @@ impl Decision {
         }
     }
 
-    /// Returns the refusal of a charge whose reservation was returned. Its retry is when the
-    /// reservation would have been ready.
+    /// The retry is when the reservation would have been ready.
     fn into_refusal(self, ready_at: i64) -> Self {
         let (mut bits, mut latest) = (0, None);
         for (i, standing) in self.usage().iter().enumerate() {
@@ -349,9 +341,7 @@ impl Decision {
     }
 }
 
-/// Merges the decisions of lines into one.
 pub(crate) struct Merging {
-    /// The decision, if there is one line at most.
     only: Option<Decision>,
     /// All lines: a box that is written in place, since its content is large.
     all: Option<Box<Details>>,
@@ -362,7 +352,6 @@ pub(crate) struct Merging {
     governing: Option<Rank>,
 }
 
-/// The rank of a line: the highest one governs.
 #[derive(Clone, Copy)]
 struct Rank {
     allowed: bool,
@@ -373,7 +362,6 @@ struct Rank {
 }
 
 impl Merging {
-    /// Merges at most this number of lines.
     #[inline(always)]
     pub(crate) fn new(lines: usize) -> Self {
         // Only `default` creates the value in its box; others would be copied there.
@@ -382,13 +370,12 @@ impl Merging {
         Self { only, all, next: 0, now: i64::MIN, verdict, local: false, governing }
     }
 
-    /// Adds the decision of the next line, unless there are eight already.
+    /// Lines beyond the eighth are dropped.
     #[inline(always)]
     pub(crate) fn push(&mut self, decision: Decision) {
         self.push_at(self.next, decision);
     }
 
-    /// Adds the decision of the line at a place.
     #[inline(always)]
     pub(crate) fn push_at(&mut self, place: usize, decision: Decision) {
         self.next = place + 1;
@@ -411,7 +398,6 @@ impl Merging {
         *at = Some((line, details.map(LineDetails::from_only)));
     }
 
-    /// Returns the decision over all lines, of which there is at least one.
     #[inline(always)]
     pub(crate) fn done(self) -> Decision {
         let Self { only, all, now, verdict, local, .. } = self;
@@ -446,7 +432,7 @@ impl Rank {
         }
     }
 
-    /// Returns whether this line refuses for longer or, if both pass, has the smaller part left.
+    /// Whether this line refuses for longer or, if both pass, has the smaller part left.
     #[inline(always)]
     fn prevails_over(&self, other: &Self) -> bool {
         if !(self.allowed && other.allowed) {
@@ -475,8 +461,8 @@ fn are_too_late<'w, 'a: 'w>(lines: impl Iterator<Item = LineWindows<'w, 'a>> + C
     }))
 }
 
-/// Returns whether a quota covers its tokens only after the window has ended that covers them under
-/// another quota. Each item is a quota's position, its current window, and the covering one.
+/// Whether a quota covers its tokens after the end of the window that covers them under another. An
+/// item is a quota's position, its current window, and the covering one.
 fn is_too_late(quotas: impl Iterator<Item = ((usize, usize), Span, Span)> + Clone) -> bool {
     let owed = quotas.clone().filter(|(_, window, covered)| covered.start > window.start);
     let Some((last, _, due)) = owed.max_by_key(|(_, _, covered)| covered.start) else {

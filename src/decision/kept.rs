@@ -6,9 +6,8 @@ use crate::window::MAX;
 
 const DAY_MS: i64 = 86_400_000;
 
-/// The numbers of a decision: its time, the tokens, a bit for each quota that took them from a
-/// count that other keys share, and for each quota the window, its count, and the window that
-/// covers the tokens.
+/// The time, the tokens, a bit for each quota that took them from a count that other keys share;
+/// and for each quota the window, its count, and the window that covers the tokens.
 pub(crate) type KeptDecision = (i64, u64, u8, Vec<[i64; 5]>);
 
 impl Decision {
@@ -55,7 +54,6 @@ impl Decision {
     }
 }
 
-/// Returns whether a charge that took `granted` tokens of a quota can have left these numbers.
 fn is_possible(quota: &Quota, now: i64, granted: u64, numbers: &[i64; 5]) -> bool {
     let &[start, end, used, covered_start, covered_end] = numbers;
     let length = quota.window as i64;

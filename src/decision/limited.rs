@@ -29,8 +29,6 @@ impl RateLimited {
         &self.0
     }
 
-    /// Returns the decision, and the limits that refused, each with its place, as far as they are
-    /// known.
     pub(crate) fn into_parts(self) -> (Decision, Vec<(usize, Refuser)>) {
         let refuser = |(place, LineRef(line, details)): (usize, LineRef<'_>)| match line.refuser {
             Some(kept) => Some((place, kept.refuser()?)),
@@ -57,21 +55,19 @@ impl fmt::Display for RateLimited {
 
 impl Error for RateLimited {}
 
-/// The limit that refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Refuser {
     pub(crate) name: Box<str>,
     pub(crate) quotas: Quotas,
 }
 
-/// The number of a limit that is kept for as long as the process runs, so that its refusals refer
-/// to it without an allocation.
+/// The number of a limit that is kept while the process runs, so that refusals refer to it without
+/// an allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KeptRefuser(NonZero<u16>);
 
 impl KeptRefuser {
-    /// Returns the number of a limit. `None`: as many limits are kept as may be, and refusals of
-    /// others take a copy.
+    /// `None`: as many are kept as may be, and refusals of this limit take a copy.
     pub(crate) fn of(name: &str, quotas: &Quotas) -> Option<Self> {
         /// More than an app writes down, in some 240 kB.
         const MOST: usize = 1_024;
@@ -99,13 +95,13 @@ fn kept() -> MutexGuard<'static, Vec<Refuser>> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name of a limit, or none. Names are kept for as long as the process runs: a decision that
-/// owned its name would count references to it with each request.
+/// A name, or none. Names are kept while the process runs: a decision that owned its name would
+/// count references to it with each request.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct LimitName(Option<&'static &'static str>);
 
 impl LimitName {
-    /// Returns the name as decisions have it. Decisions of limits beyond the most know no name.
+    /// Limits beyond the most have no name in decisions.
     pub(crate) fn of(name: &str) -> Self {
         /// In some 5 MB.
         const MOST: usize = 65_535;
@@ -122,7 +118,6 @@ impl LimitName {
         Self(names.get(name).copied())
     }
 
-    /// Returns the name. It is empty if the limit has none.
     pub(crate) fn text(self) -> &'static str {
         self.0.map_or("", |name| name)
     }
@@ -135,8 +130,8 @@ impl fmt::Debug for LimitName {
 }
 
 impl Decision {
-    /// Returns when further tokens of one limit could all have passed, at the earliest. The
-    /// decision has one line.
+    /// When further tokens of one limit could all have passed, at the earliest. The decision has
+    /// one line.
     pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u64) -> i64 {
         let starts = quotas
             .iter()
@@ -145,9 +140,9 @@ impl Decision {
         starts.max().unwrap_or(self.line.now)
     }
 
-    /// Returns the refusal, `later` milliseconds after this decision, of a request that would have
-    /// to wait until further tokens have passed, its own included. `ahead` has the quotas of each
-    /// line, and these tokens.
+    /// The refusal, `later` milliseconds after this decision, of a request that would have to wait
+    /// until further tokens have passed, its own included: `ahead` has these and the quotas of each
+    /// line.
     pub(crate) fn refusal_behind<'a>(
         &self,
         ahead: impl Fn(usize) -> Option<(&'a Quotas, u64)>,
@@ -166,8 +161,8 @@ impl Decision {
         if refusal.allowed() { refuse(Some(self.governing_place())) } else { refusal }
     }
 
-    /// Returns the decision of one line when further tokens have passed: a refusal if they don't
-    /// fit into the current windows, or in any case if `refuse`.
+    /// Refuses one line if further tokens don't fit into its current windows, or in any case if
+    /// `refuse`.
     fn refusal_in_line(mut self, quotas: &Quotas, tokens: u64, later: i64, refuse: bool) -> Self {
         (self.line.cost, self.line.now) = (0, self.line.now.saturating_add(later));
         let mut latest = (self.retry_at_ms().unwrap_or(self.line.now), self.reset_at_ms());
@@ -190,7 +185,6 @@ impl Decision {
         self
     }
 
-    /// Returns the window of one quota that covers further tokens.
     fn covering_window_of(&self, i: usize, quota: &Quota, tokens: u64) -> Span {
         let usage = &self.usage()[i];
         // A count above the limit may end with its window (S5).

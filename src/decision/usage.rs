@@ -9,18 +9,14 @@ use crate::window::Window;
 /// The standing of one quota of a key.
 ///
 /// ```
-/// use std::time::{Duration, UNIX_EPOCH};
+/// use std::time::Duration;
 /// use tower_fixed_window::testing::block_on;
-/// use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
+/// use tower_fixed_window::{Limiter, Quota};
 ///
-/// let store = MemoryStore::new().clock(ManualClock::at_ms(1_700_000_050_000));
-/// let limiter = Limit::new(Quota::per_minute(5)).store(store);
-/// let decision = block_on(limiter.check("alice"))?;
-///
+/// let decision = block_on(Limiter::new(Quota::per_minute(5)).check("alice"))?;
 /// let usage = decision.usage()[0];
 /// assert_eq!((usage.limit(), usage.used(), usage.remaining()), (5, 1, 4));
-/// assert_eq!(usage.window(), Duration::from_secs(60));
-/// assert_eq!(usage.reset_at(), UNIX_EPOCH + Duration::from_secs(1_700_000_100));
+/// assert_eq!((usage.window(), usage.reset_at()), (Duration::from_secs(60), decision.reset_at()));
 /// # Ok::<_, tower_fixed_window::StoreError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,7 +29,6 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// A placeholder for a quota that does not exist.
     pub(super) const NONE: Self = Self { limit: 0, start: 0, end: 0, used: 0 };
 
     #[inline]
@@ -96,7 +91,6 @@ impl Usage {
         self.end
     }
 
-    /// Returns the start of the window and its count, as a store keeps them.
     #[inline]
     pub(crate) fn count(&self) -> (i64, i64) {
         (self.start, self.used)
@@ -110,7 +104,6 @@ impl fmt::Debug for Usage {
     }
 }
 
-/// Converts an instant in milliseconds since the epoch.
 pub(crate) fn system_time(ms: i64) -> SystemTime {
     let since = Duration::from_millis(ms.unsigned_abs());
     let time = if ms < 0 { UNIX_EPOCH.checked_sub(since) } else { UNIX_EPOCH.checked_add(since) };

@@ -13,38 +13,18 @@ use super::extractor::{KeyExtractor, MissingKey};
 use super::hops::Source;
 use super::ip;
 
-/// Extracts the client's address, also behind proxies. If the peer is a proxy that you trust, the
-/// address comes from `X-Forwarded-For` or another header of your choice; otherwise it is the
-/// peer's.
+/// Extracts the client's address, also behind proxies: if the peer is a proxy that you trust, from
+/// `X-Forwarded-For` or another header of your choice; otherwise it is the peer's.
 ///
 /// By default, no proxy is trusted. List your proxies by their networks
-/// ([`trusting`](ClientIp::trusting)), or, if you don't know these, give their number
+/// ([`trusting`](ClientIp::trusting)) or, if you don't know these, give their number
 /// ([`trusting_hops`](ClientIp::trusting_hops)).
 ///
 /// Any client can send these headers, and each proxy appends to them, so they are read from the
-/// right: the peer wrote the last entry, the proxy before it the entry before that. The first
-/// address that is not trusted is the client's; entries to the left of it may be forged and are
-/// ignored. An entry that can't be read (`unknown`, `_hidden`, garbage) ends the search at the last
-/// trusted address, and such requests share its count.
-///
-/// ```
-/// use std::net::{IpAddr, SocketAddr};
-/// use http::Request;
-/// use tower_fixed_window::key::{PeerAddr, client_ip};
-///
-/// let client = client_ip().trusting(["10.0.0.0/8"]);
-/// let address = |peer: [u8; 4], forwarded_for: &str| {
-///     let request = Request::get("/").header("x-forwarded-for", forwarded_for).body(()).unwrap();
-///     let (mut parts, ()) = request.into_parts();
-///     parts.extensions.insert(PeerAddr(SocketAddr::from((peer, 4711))));
-///     client.address(&parts).unwrap()
-/// };
-///
-/// // 10.0.0.1 appended 192.0.2.7, and 10.0.0.2 appended 10.0.0.1. The client forged the first entry.
-/// assert_eq!(address([10, 0, 0, 2], "8.8.8.8, 192.0.2.7, 10.0.0.1"), IpAddr::from([192, 0, 2, 7]));
-/// // A peer outside of the trusted networks is the client, whatever its headers say.
-/// assert_eq!(address([192, 0, 2, 7], "8.8.8.8"), IpAddr::from([192, 0, 2, 7]));
-/// ```
+/// right, past trusted proxies. Entries to the left of the client's may be forged and are ignored.
+/// An entry that can't be read (`unknown`, `_hidden`, garbage) ends the search at the last trusted
+/// address, and such requests share its count. [The guide](crate::guide::behind_a_proxy) has an
+/// example, and what to write for your proxy.
 ///
 /// `examples/behind_proxy.rs` responds with the address that it would count, to check a deployment.
 pub fn client_ip() -> ClientIp {
@@ -68,7 +48,6 @@ enum Trust {
 }
 
 impl Trust {
-    /// Returns whether a hop is trusted; `between` other hops are between it and the server.
     fn includes_hop(&self, address: IpAddr, between: usize) -> bool {
         match self {
             Self::None => false,
@@ -80,10 +59,8 @@ impl Trust {
 
 impl ClientIp {
     /// Trusts the proxies in these networks, in addition to earlier calls. A single address is a
-    /// network, too. Bits after the prefix are ignored.
-    ///
-    /// List your proxies, not networks that contain clients: a client in a trusted network can
-    /// forge its address.
+    /// network, too. Bits after the prefix are ignored. A client in a trusted network can forge its
+    /// address.
     ///
     /// # Panics
     /// If an entry is not a network, or contains every address; or after
@@ -112,9 +89,7 @@ impl ClientIp {
     /// ```
     /// use tower_fixed_window::key::client_ip;
     ///
-    /// let from_environment = "10.0.0.0/8,2001:db8:77::/48,192.0.2.1";
-    /// assert!(client_ip().try_trusting(from_environment.split(',')).is_ok());
-    ///
+    /// assert!(client_ip().try_trusting("10.0.0.0/8,192.0.2.1".split(',')).is_ok());
     /// let error = client_ip().try_trusting(["10.0.0/8"]).unwrap_err();
     /// assert!(error.to_string().starts_with(r#""10.0.0/8" is not a network: write"#));
     /// ```
@@ -133,28 +108,12 @@ impl ClientIp {
         Ok(self)
     }
 
-    /// Trusts the last `hops` hops, whatever their addresses: with 1 the peer, with 2 also the
-    /// proxy before it. For platforms that don't publish the addresses of their proxies. With 0 the
-    /// peer is the client.
-    ///
-    /// Use it only if no client can reach the server through fewer hops: such a client could forge
-    /// the missing ones.
+    /// Trusts the last `hops` hops, whatever their addresses: with 0 none, with 1 the peer, with 2
+    /// also the last entry of the header. For platforms that don't publish the addresses of their
+    /// proxies. A client that reaches the server through fewer hops can forge the missing ones.
     ///
     /// # Panics
     /// After [`trusting`](Self::trusting).
-    ///
-    /// ```
-    /// # use std::net::{IpAddr, SocketAddr};
-    /// # use http::Request;
-    /// # use tower_fixed_window::key::{PeerAddr, client_ip};
-    /// # let request = Request::get("/").header("x-forwarded-for", "8.8.8.8, 192.0.2.7, 203.0.113.1");
-    /// # let (mut parts, ()) = request.body(()).unwrap().into_parts();
-    /// # parts.extensions.insert(PeerAddr(SocketAddr::from(([203, 0, 113, 2], 4711))));
-    /// // x-forwarded-for: 8.8.8.8, 192.0.2.7, 203.0.113.1
-    /// let hops = |n| client_ip().trusting_hops(n).address(&parts).unwrap();
-    /// assert_eq!(hops(1), IpAddr::from([203, 0, 113, 1]));
-    /// assert_eq!(hops(2), IpAddr::from([192, 0, 2, 7]));
-    /// ```
     #[track_caller]
     pub fn trusting_hops(mut self, hops: usize) -> Self {
         assert!(!matches!(self.trust, Trust::Networks(_)), "{ONE_WAY}");
@@ -163,14 +122,12 @@ impl ClientIp {
     }
 
     /// Reads a header that a proxy *sets* to a single address, such as `cf-connecting-ip` or
-    /// `x-real-ip`. If a request has this header twice, the proxy appended to what the client sent,
-    /// and neither is trusted.
+    /// `x-real-ip`. If the proxy only forwards it, clients can forge it. If a request has it twice,
+    /// the proxy appended to what the client sent, and neither is trusted.
     ///
     /// `forwarded` (RFC 7239) is read as a list of hops, as `x-forwarded-for` is, and
     /// `cloudfront-viewer-address` as an address with a port. The guide has [a table of platforms'
     /// headers](crate::guide::behind_a_proxy#headers-of-platforms).
-    ///
-    /// Make sure that the proxy sets the header. If it only forwards it, clients can forge it.
     ///
     /// # Panics
     /// If `name` is not a valid header name.
@@ -182,13 +139,10 @@ impl ClientIp {
     /// let (parts, ()) = Request::get("/")
     ///     .extension(PeerAddr(([10, 0, 0, 1], 4711).into()))
     ///     .header("cf-connecting-ip", "192.0.2.7")
-    ///     .header("forwarded", r#"for="[2001:db8::7]:4711";proto=https"#)
     ///     .body(())?
     ///     .into_parts();
-    /// let client = client_ip().trusting(["10.0.0.1"]);
-    /// let address = |header| client.clone().from_header(header).address(&parts);
-    /// assert_eq!(address("cf-connecting-ip"), Ok([192, 0, 2, 7].into()));
-    /// assert_eq!(address("forwarded"), Ok([0x2001, 0xdb8, 0, 0, 0, 0, 0, 7].into()));
+    /// let client = client_ip().trusting(["10.0.0.1"]).from_header("cf-connecting-ip");
+    /// assert_eq!(client.address(&parts), Ok([192, 0, 2, 7].into()));
     /// # Ok::<_, http::Error>(())
     /// ```
     #[track_caller]
@@ -210,20 +164,8 @@ impl ClientIp {
         self
     }
 
-    /// Returns the client's address. IPv4-mapped addresses are returned as IPv4.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::key::{PeerAddr, client_ip};
-    ///
-    /// let (parts, ()) = Request::get("/")
-    ///     .extension(PeerAddr(([10, 0, 0, 1], 4711).into()))
-    ///     .header("x-forwarded-for", "192.0.2.7")
-    ///     .body(())?
-    ///     .into_parts();
-    /// assert_eq!(client_ip().trusting(["10.0.0.0/8"]).address(&parts), Ok([192, 0, 2, 7].into()));
-    /// # Ok::<_, http::Error>(())
-    /// ```
+    /// Returns the client's address, as in the example of [`from_header`](Self::from_header).
+    /// IPv4-mapped addresses are returned as IPv4.
     ///
     /// # Errors
     /// If the server did not provide the address of its peer.
@@ -232,26 +174,12 @@ impl ClientIp {
     }
 
     /// Returns a closure that checks if the client's address is in one of these networks: an allow
-    /// list for [`FixedWindowLayer::skip`](crate::FixedWindowLayer::skip). It returns `false` if
-    /// the address can't be determined.
+    /// list, as in the example of [`FixedWindowLayer::skip`](crate::FixedWindowLayer::skip). It
+    /// returns `false` if the address can't be determined.
     ///
     /// # Panics
     /// If an entry is not a network. Parse the entries of a configuration file first, as
     /// `ipnet::IpNet` or `IpAddr`, which returns an error.
-    ///
-    /// ```
-    /// use tower_fixed_window::key::client_ip;
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// let client = client_ip().trusting(["10.0.0.0/8"]);
-    /// let from_file = "192.0.2.0/24,2001:db8:5::/48".split(',').map(str::parse::<ipnet::IpNet>);
-    /// let from_file: Vec<_> = from_file.collect::<Result<_, _>>()?;
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60).key(client.clone()))
-    ///     .skip(client.clone().is_in(["203.0.113.7"]))
-    ///     .skip(client.is_in(from_file));
-    /// # let _ = layer;
-    /// # Ok::<_, ipnet::AddrParseError>(())
-    /// ```
     #[track_caller]
     pub fn is_in<I>(self, networks: I) -> Box<dyn Fn(&Parts) -> bool + Send + Sync>
     where
@@ -269,7 +197,7 @@ impl ClientIp {
         })
     }
 
-    /// Returns the client's address, and whether every hop on the way to it could be read.
+    /// Returns also whether every hop on the way to the address could be read.
     fn find_address(&self, parts: &Parts) -> Result<(IpAddr, bool), MissingKey> {
         let mut address = ip::peer(parts)?.to_canonical();
         let mut whole = true;

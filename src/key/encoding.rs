@@ -7,9 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// The key that requests are counted by: an opaque sequence of tagged, length-prefixed parts.
 /// `("a", "bc")` differs from `("ab", "c")`, and the name `"127.0.0.1"` differs from that address.
 ///
-/// Keys are created from numbers, names and addresses, and from tuples of these. Text longer than
-/// 64 bytes is hashed. IPv4-mapped IPv6 addresses count as IPv4, and others by their /64, see
-/// [`Key::from_ip`].
+/// Keys are created from numbers, names, addresses, and tuples of these. Text longer than 64 bytes
+/// is hashed. IPv4-mapped IPv6 addresses count as IPv4, others by their /64: [`Key::from_ip`].
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv6Addr};
@@ -21,7 +20,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// let mapped: Ipv6Addr = "::ffff:127.0.0.1".parse()?;
 /// assert_eq!(Key::from(IpAddr::from(mapped)), Key::from(IpAddr::from([127, 0, 0, 1])));
 ///
-/// // Hidden from stores: hashed, or hashed with a secret of your app.
+/// // Hidden from stores.
 /// assert_ne!(Key::secret("t0k3n"), Key::from("t0k3n"));
 /// assert_ne!(Key::hmac("secret of the app", "192.0.2.1"), Key::secret("192.0.2.1"));
 ///
@@ -40,8 +39,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 #[derive(Clone)]
 pub struct Key(Repr);
 
-/// The bytes of a key. Most keys are an address, a number, a hash, or a number and a route: these
-/// need no allocation and are cheap to move.
+/// Most keys are an address, a number, a hash, or a number and a route: these need no allocation
+/// and are cheap to move.
 #[derive(Clone)]
 enum Repr {
     /// Unused bytes are 0.
@@ -73,29 +72,19 @@ mod tag {
 }
 
 impl Key {
-    /// Creates a key without parts. As an extractor, it counts all requests by one key: a limit for
-    /// the whole service.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(1_000).key(Key::global()));
-    /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-remaining"], "999");
-    /// ```
+    /// Creates a key without parts. As an extractor, it counts all requests together, for the whole
+    /// service.
     pub fn global() -> Self {
         Self::default()
     }
 
-    /// Creates a key from a credential (a token, a session cookie). The key contains only its
-    /// SHA-256.
+    /// Creates a key from a credential (a token, a session cookie): its SHA-256.
     pub fn secret(secret: impl AsRef<[u8]>) -> Self {
         Self::of_part(tag::SECRET, &hmac_sha256::Hash::hash(secret.as_ref()))
     }
 
-    /// Creates a key from a value that can be guessed (an e-mail address, an IP address) and must
-    /// not be readable in a store. The key contains its HMAC-SHA-256 under a secret of your app.
+    /// Creates a key from a value that can be guessed (an e-mail address, an IP address): its
+    /// HMAC-SHA-256 under a secret of your app, so that it is not readable in a store.
     pub fn hmac(secret: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Self {
         Self::of_part(tag::KEYED_SECRET, &hmac_sha256::HMAC::mac(value, secret))
     }
@@ -125,8 +114,8 @@ impl Key {
         key
     }
 
-    /// The most frequent key: its bytes are written as one word, as the hash reads them. A load
-    /// that needs several stores would wait for these.
+    /// The most frequent key is written as one word, as the hash reads it: a load of several stores
+    /// would wait for these.
     #[inline(always)]
     fn from_ipv4(address: Ipv4Addr) -> Self {
         let part = u64::from(u32::from_le_bytes(address.octets())) << 16;
@@ -146,8 +135,8 @@ impl Key {
         }
     }
 
-    /// Returns the encoding as one word if it is short, as that of an IPv4 address or of a small
-    /// number is. No other key has this word: no part begins with a 0.
+    /// The encoding if it fits a word, as that of an IPv4 address or of a small number does. No
+    /// other key has this word: no part begins with a 0.
     #[inline(always)]
     pub(crate) fn as_word(&self) -> Option<u64> {
         match self.0 {
@@ -158,7 +147,6 @@ impl Key {
         }
     }
 
-    /// Returns the key of these bytes, if they are whole parts.
     #[cfg(feature = "serde")]
     pub(crate) fn from_encoded(bytes: &[u8]) -> Option<Self> {
         let mut key = Self::default();
@@ -236,8 +224,8 @@ impl Key {
         self.push(tag::SECRET, &hmac_sha256::Hash::hash(secret));
     }
 
-    /// Appends the value of an `Authorization` header: the case of its scheme and the number of
-    /// spaces behind it make no difference.
+    /// The case of an `Authorization` header's scheme and the number of spaces behind it make no
+    /// difference.
     pub(super) fn push_credentials(&mut self, value: &[u8]) {
         let Some(space) = value.iter().position(u8::is_ascii_whitespace) else {
             return self.push_secret(value);
@@ -270,7 +258,6 @@ impl Key {
         self.push(tag::IPV6, &part[..1 + usize::from(prefix.div_ceil(8))]);
     }
 
-    /// Returns the tag and the content of each part.
     fn parts(&self) -> impl Iterator<Item = (u8, &[u8])> {
         let mut rest = self.as_bytes();
         std::iter::from_fn(move || {

@@ -16,10 +16,10 @@ use crate::observe;
 
 /// Extracts from a request the key that it is counted by.
 ///
-/// An extractor appends the parts it finds to the key, or returns what is missing. A request
-/// without a key is refused; [`or`](Self::or) adds a fallback.
+/// It appends the parts it finds to the key, or returns what is missing. A request without a key is
+/// refused; [`or`](Self::or) adds a fallback.
 ///
-/// [`key_fn`](crate::key::key_fn) turns a closure into an extractor. An extractor of your own:
+/// An extractor of your own, beside closures ([`key_fn`](crate::key::key_fn)):
 ///
 /// ```
 /// use http::request::Parts;
@@ -37,33 +37,13 @@ use crate::observe;
 ///
 /// let (parts, ()) = http::Request::get("http://acme.example/").body(())?.into_parts();
 /// let mut key = Key::default();
-/// assert_eq!(Tenant.extract(&parts, &mut key), Ok(()));
+/// assert_eq!(Tenant.or(Key::global()).extract(&parts, &mut key), Ok(()));
 /// assert_eq!(key, Key::from("acme.example"));
 /// # Ok::<_, http::Error>(())
 /// ```
 ///
 /// An extractor that a setting chooses is a `Box<dyn KeyExtractor>`. Several limits share one in an
-/// `Arc`:
-///
-/// ```
-/// use std::sync::Arc;
-/// use tower_fixed_window::key::{header, peer_ip};
-/// use tower_fixed_window::{FixedWindowLayer, KeyExtractor, Quota};
-///
-/// fn by(setting: &str) -> Box<dyn KeyExtractor> {
-///     match setting {
-///         "token" => Box::new(header("authorization").or(peer_ip())),
-///         _ => Box::new(peer_ip()),
-///     }
-/// }
-///
-/// let key = Arc::new(by("token"));
-/// let layer = FixedWindowLayer::new([
-///     Quota::per_minute(60).name("requests").key(key.clone()),
-///     Quota::per_day(1_000).name("exports").key(key),
-/// ]);
-/// # let _ = layer;
-/// ```
+/// `Arc`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't extract a key from a request",
     label = "no `KeyExtractor`",
@@ -116,14 +96,12 @@ pub trait KeyExtractor: Send + Sync + 'static {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MissingKey(Missing);
 
-/// The missing part of a request. Its text is created only when it is shown, since mostly a
-/// fallback finds a key.
+/// The text is created only when it is shown, since mostly a fallback finds a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Missing {
     Client(Cow<'static, str>),
     Server(Cow<'static, str>),
     Header(HeaderName),
-    /// The name of an extension's type.
     Extension(&'static str),
 }
 
@@ -139,7 +117,6 @@ impl MissingKey {
         Self(Missing::Server(fix.into()))
     }
 
-    /// Returns whether the client caused it, not the server.
     pub(crate) fn is_client(&self) -> bool {
         matches!(self.0, Missing::Client(_) | Missing::Header(_))
     }
@@ -162,10 +139,8 @@ impl fmt::Display for MissingKey {
 
 impl std::error::Error for MissingKey {}
 
-/// The number of requests without an extension after which the log says that no layer sets it.
 const MAX_MISSED: u32 = 1_000;
 
-/// Counts a request without the extension, and logs once that no layer seems to set it.
 #[cold]
 fn note_missing(missing: &MissingKey, missed: &AtomicU32) {
     let Missing::Extension(name) = missing.0 else { return };
@@ -218,7 +193,6 @@ tuples!(A 0, B 1);
 tuples!(A 0, B 1, C 2);
 tuples!(A 0, B 1, C 2, D 3);
 
-/// An extractor that calls a closure.
 #[derive(Clone)]
 struct Extract<F>(F);
 
@@ -243,33 +217,13 @@ where
     })
 }
 
-/// Extracts a value that an outer layer has put into the request's extensions, such as the user
-/// that an authentication layer has verified.
+/// Extracts a value that an outer layer has put into the request's extensions, such as a verified
+/// user, as in [the guide](crate::guide::keys#a-verified-user). `T` becomes a key by
+/// `impl From<&T> for Key`.
 ///
-/// `T` becomes a key by `impl From<&T> for Key`. A request without the value is refused with 500,
-/// since the server's own layers provide it. If it is optional, use a fallback:
-/// `extension::<User>().or(peer_ip())`. The limit must be *inside* of the layer that sets the
-/// value: in axum, add it before that layer.
-///
-/// ```
-/// use http::Request;
-/// use tower_fixed_window::key::extension;
-/// use tower_fixed_window::testing::ask;
-/// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
-///
-/// #[derive(Clone)]
-/// struct User { id: u64 }
-///
-/// impl From<&User> for Key {
-///     fn from(user: &User) -> Key { Key::from(user.id) }
-/// }
-///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(60).key(extension::<User>()));
-///
-/// let response = ask(&layer, Request::get("/").extension(User { id: 7 }));
-/// assert_eq!(response.headers()["x-ratelimit-used"], "1");
-/// assert_eq!(ask(&layer, Request::get("/")).status(), 500);
-/// ```
+/// A request without the value is refused with 500, since the server's own layers provide it; if it
+/// is optional, write `extension::<User>().or(peer_ip())`. The limit must be *inside* of the layer
+/// that sets the value: in axum, add it before that layer.
 pub fn extension<T>() -> impl KeyExtractor + Clone
 where
     T: IntoKey + Clone + Send + Sync + 'static,
@@ -281,8 +235,8 @@ where
     })
 }
 
-/// A value with `impl From<&T> for Key`. A trait of this crate, since only its advice is shown by
-/// the compiler.
+/// Has `impl From<&T> for Key`. A trait of this crate, since only its advice is shown by the
+/// compiler.
 #[diagnostic::on_unimplemented(
     message = "requests can't be counted by a `{Self}`: there is no key for it",
     label = "no `From<&{Self}> for Key`",
@@ -305,15 +259,14 @@ where
 
 /// Extracts the value of a header, hashed.
 ///
-/// **The value is unverified.** A client that invents a new value gets a fresh count, so this does
-/// not stop clients that want to get around the limit. Let an authentication layer verify the
-/// header and put the user into the [`extension`]s, or put a limit per [`peer_ip`](super::peer_ip)
-/// in front.
+/// **The value is unverified.** A client that invents a new value gets a fresh count. Count by [a
+/// verified user](crate::guide::keys#a-verified-user), or add a limit per
+/// [`peer_ip`](super::peer_ip).
 ///
 /// A request is refused with 400 if the header is missing, empty, or occurs more than once;
 /// [`or`](KeyExtractor::or) adds a fallback. Any other value is a key, byte for byte, also if it is
-/// long or not text. Only in `authorization` and `proxy-authorization`, the case of the scheme and
-/// the number of spaces behind it make no difference: `Bearer t` is `Key::secret("bearer t")`.
+/// long or not text. Only in `authorization` and `proxy-authorization`, the scheme's case and the
+/// number of spaces behind it make no difference: `Bearer t` is `Key::secret("bearer t")`.
 ///
 /// # Panics
 /// If `name` is not a valid header name in lower case.
@@ -353,11 +306,8 @@ pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
     })
 }
 
-/// Extracts the route that axum matched, such as `/users/{id}`: one count for each route under one
-/// layer.
-///
-/// Requests without a matching route (404s) share one count. A service in a `nest_service` of axum
-/// has one count for what is below its path.
+/// Extracts the route that axum matched, such as `/users/{id}`. Requests without a matching route
+/// (404s) share one count; a service in axum's `nest_service` has one for what is below its path.
 /// Without the feature `axum`, requests are refused with 500.
 ///
 /// ```
@@ -397,8 +347,7 @@ pub fn matched_path() -> impl KeyExtractor + Clone {
     })
 }
 
-/// Returns the route by which a request's refusal is counted: the path that axum matched, or else
-/// the first segment of its path, up to 64 characters. Clients choose it, and it is kept.
+/// Clients choose the first segment, and it is kept, so it has at most 64 characters.
 pub(crate) fn route(parts: &Parts) -> &str {
     #[cfg(feature = "axum")]
     if let Some(path) = parts.extensions.get::<axum::extract::MatchedPath>() {
@@ -408,11 +357,9 @@ pub(crate) fn route(parts: &Parts) -> &str {
     segment.char_indices().nth(64).map_or(segment, |(end, _)| &segment[..end])
 }
 
-/// Returns the path of a service that [`nest_service`](axum::Router::nest_service) nests, and that
-/// the request is on its way to.
-///
-/// axum sets no `MatchedPath` there, as it does not know the rest. But it does know where a router
-/// in that place would be: this asks one.
+/// The path of a service that [`nest_service`](axum::Router::nest_service) nests. axum sets no
+/// `MatchedPath` there, as it does not know the rest. But it does know where a router in that place
+/// would be: this asks one.
 #[cfg(feature = "axum")]
 #[cold]
 fn nested_path(parts: &Parts) -> Option<String> {

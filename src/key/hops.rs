@@ -16,13 +16,10 @@ const MAX_HOP: usize = 96;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const CLOUDFRONT: HeaderName = HeaderName::from_static("cloudfront-viewer-address");
 
-/// The header that names the hops.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Source {
     XForwardedFor,
-    /// The header of RFC 7239.
     Forwarded,
-    /// A header with a single address.
     Single(HeaderName),
 }
 
@@ -39,8 +36,7 @@ impl From<HeaderName> for Source {
 }
 
 impl Source {
-    /// Passes the hops to `see`, nearest first, as long as it returns `true`; `None` is a hop that
-    /// can't be read.
+    /// Nearest first, as long as `see` returns `true`; `None` is a hop that can't be read.
     pub(super) fn visit_hops(
         &self,
         headers: &HeaderMap,
@@ -72,7 +68,7 @@ impl Source {
     }
 }
 
-/// Returns the `for` of one element of `Forwarded`, if it has exactly one, and that is an address.
+/// The `for` of an element, if it has exactly one, and that is an address.
 fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     for pair in unquoted_parts(element, b';') {
@@ -87,8 +83,8 @@ fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     hop_address(found?)
 }
 
-/// Iterates from right to left over the parts between separators outside of quoted strings. A
-/// quoted string without a beginning ends the iteration with `None`.
+/// From right to left, the parts between separators outside of quoted strings. A quoted string
+/// without a beginning ends them with `None`.
 fn unquoted_parts(text: &[u8], separator: u8) -> impl Iterator<Item = Option<&[u8]>> {
     let mut left = Some(text);
     iter::from_fn(move || {
@@ -113,7 +109,6 @@ fn unquoted_parts(text: &[u8], separator: u8) -> impl Iterator<Item = Option<&[u
     })
 }
 
-/// Parses the address of a hop: in quotes or not, in brackets or not, with a port or not.
 fn hop_address(text: &[u8]) -> Option<IpAddr> {
     let text = text.trim_ascii();
     if text.len() > MAX_HOP {
@@ -135,8 +130,8 @@ fn hop_address(text: &[u8]) -> Option<IpAddr> {
     parse_address(&plain[..len])
 }
 
-/// Parses the address of a header that always has a port, also behind an IPv6 address without
-/// brackets: there, `2001:db8::7:443` would be an address by itself.
+/// There always is a port, also behind an IPv6 address without brackets: there, `2001:db8::7:443`
+/// would be an address by itself.
 fn address_before_port(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text.trim_ascii()).ok()?;
     match text.rsplit_once(':') {
@@ -147,7 +142,7 @@ fn address_before_port(text: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Parses an address. Other names are none: `unknown`, `_hidden`, `unix:`, host names.
+/// Other names are no address: `unknown`, `_hidden`, `unix:`, host names.
 fn parse_address(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?;
     if let Some(bracketed) = text.strip_prefix('[') {
@@ -164,7 +159,7 @@ fn parse_address(text: &[u8]) -> Option<IpAddr> {
     is_port(port).then_some(address.into())
 }
 
-/// Returns whether this is a port: a number, or an obfuscated port of RFC 7239.
+/// A number, or an obfuscated port of RFC 7239.
 fn is_port(text: &str) -> bool {
     match text.strip_prefix('_') {
         Some(name) => {

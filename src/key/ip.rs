@@ -1,5 +1,5 @@
-//! The peer's address as a key. Only this file knows where servers store the address. It also
-//! detects requests that come through a proxy and count by its address.
+//! The peer's address as a key, and requests that come through a proxy and count by its address.
+//! Only this file knows where servers store the address.
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
@@ -33,9 +33,9 @@ pub struct PeerAddr(pub SocketAddr);
 /// `ConnectInfo<SocketAddr>` (in tests of an app, `MockConnectInfo`). IPv6 addresses count by their
 /// /64, apart from [link-local and unique local ones](Key::from_ip).
 ///
-/// Behind a proxy, this is the proxy's address, and all clients share one count. Use `client_ip()`
+/// Behind a proxy, this is the proxy's address, and all clients share one count: use `client_ip()`
 /// there (feature `client-ip`). The log warns once if a request has a forwarding header and comes
-/// from a loopback or private address, or if it comes from the gateway of a Docker network.
+/// from a loopback or private address, or comes from the gateway of a Docker network.
 pub fn peer_ip() -> PeerIp {
     PeerIp { ipv6_prefix: IPV6_PREFIX }
 }
@@ -48,28 +48,12 @@ pub struct PeerIp {
 }
 
 impl PeerIp {
-    /// IPv6 addresses count by their first `bits`, apart from local ones. The default is 64. A host
-    /// has at least a /64, and many customers have a /56 or /48. Fewer bits cover such a customer,
-    /// and affect more neighbours.
+    /// IPv6 addresses count by their first `bits`, as in the example of [`Key`], apart from local
+    /// ones; by default 64. A host has at least a /64, and many customers have a /56 or /48. Fewer
+    /// bits cover such a customer, and affect more neighbours.
     ///
     /// # Panics
     /// If `bits` is above 128.
-    ///
-    /// ```
-    /// use std::net::SocketAddr;
-    /// use tower_fixed_window::key::{PeerAddr, peer_ip};
-    /// use tower_fixed_window::{Key, KeyExtractor};
-    ///
-    /// let key = |peer: &str| {
-    ///     let (mut parts, ()) = http::Request::new(()).into_parts();
-    ///     parts.extensions.insert(PeerAddr(peer.parse::<SocketAddr>().unwrap()));
-    ///     let mut key = Key::default();
-    ///     peer_ip().ipv6_prefix(56).extract(&parts, &mut key).unwrap();
-    ///     key
-    /// };
-    /// assert_eq!(key("[2001:db8:0:1::7]:4711"), key("[2001:db8:0:2::8]:4711"));
-    /// assert_ne!(key("[2001:db8:0:1::7]:4711"), key("[2001:db8:0:101::7]:4711"));
-    /// ```
     #[track_caller]
     pub fn ipv6_prefix(mut self, bits: u8) -> Self {
         self.ipv6_prefix = checked_prefix(bits);
@@ -92,7 +76,6 @@ impl KeyExtractor for PeerIp {
     }
 }
 
-/// Logs a hint if a request that counts by its peer has come through a proxy.
 #[inline]
 pub(super) fn notice_proxy(parts: &Parts) {
     // Reads the peer's address again: keeping it would cost each request time.
@@ -108,8 +91,7 @@ pub(super) fn notice_proxy(parts: &Parts) {
     }
 }
 
-/// Returns the peer's address as the server provides it. An address that the app has set takes
-/// precedence.
+/// An address that the app has set takes precedence.
 #[inline(always)]
 pub(super) fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
     if let Some(peer) = parts.extensions.get::<PeerAddr>() {
@@ -178,12 +160,12 @@ const OTHER_HEADER_HINT: &str = "requests of a trusted proxy lack the header tha
     share one count. Let the proxy send the header, or write `.from_header(\"x-real-ip\")` with the \
     one that it sends and that clients can't";
 
-/// Headers that proxies set; only a proxy knows which of them. Clients can send them, too, and a
-/// peer with a public address may be a client.
+/// Only a proxy knows which of these headers it sets. Clients can send them, too, and a peer with a
+/// public address may be a client.
 const FORWARDING: [&str; 3] = ["x-forwarded-for", "forwarded", "x-real-ip"];
 
-/// Returns whether to check this request. Looking up headers takes time, so each thread checks its
-/// first requests and a sample of the later ones.
+/// Looking up headers takes time, so each thread checks its first requests and a sample of the
+/// later ones.
 #[inline]
 fn is_check_due() -> bool {
     const FIRST: u32 = 64;
@@ -195,7 +177,6 @@ fn is_check_due() -> bool {
     request < FIRST || request.is_multiple_of(LATER)
 }
 
-/// Logs a hint if a request of a trusted proxy, without the header that is read, has another one.
 #[cfg(feature = "client-ip")]
 #[cold]
 pub(super) fn log_other_header(parts: &Parts) {
@@ -208,7 +189,6 @@ fn has_forwarding_header(parts: &Parts) -> bool {
     FORWARDING.iter().any(|name| parts.headers.contains_key(*name))
 }
 
-/// Logs a hint if a request from this peer has probably come through a proxy.
 fn log_hint(parts: &Parts, peer: IpAddr) {
     if is_local(peer) && has_forwarding_header(parts) {
         observe::doubt(&HINT);
@@ -217,13 +197,12 @@ fn log_hint(parts: &Parts, peer: IpAddr) {
     }
 }
 
-/// Returns whether this is the address from which Docker's proxy connects to a container of a
-/// network that has the usual addresses.
+/// From here Docker's proxy connects to a container, if the network has the usual addresses.
 fn is_docker_gateway(peer: IpAddr) -> bool {
     matches!(peer.to_canonical(), IpAddr::V4(v4) if matches!(v4.octets(), [172, 16..32, 0, 1]))
 }
 
-/// Returns whether a request is for `localhost`, as those of a developer are, or for no host.
+/// For `localhost`, as a developer's requests are, or for no host.
 fn asks_for_this_host(parts: &Parts) -> bool {
     let header = parts.headers.get(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
     let Some(host) = parts.uri.host().or(header.as_ref().map(Authority::host)) else { return true };
@@ -231,7 +210,7 @@ fn asks_for_this_host(parts: &Parts) -> bool {
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// Returns whether the address is of this host, of a private network, or of a provider's network.
+/// This host's, a private network's, or a provider's network's.
 fn is_local(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(v4) => {

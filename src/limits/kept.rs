@@ -10,8 +10,8 @@ use crate::store::{Account, Scope};
 
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl Receipt {
-    /// Turns the receipt into one that can be stored, for a job that refunds or settles the charge
-    /// later, in this process or in another one: see [`KeptReceipt`].
+    /// Turns the receipt into one that can be stored, for a later refund or settlement in this
+    /// process or another one: see [`KeptReceipt`].
     ///
     /// # Errors
     /// The receipt itself, if no other limiter can find the charge: the limiter has no name, or
@@ -24,8 +24,7 @@ impl Receipt {
     }
 }
 
-/// A [`Receipt`] that serde can write, for a job that refunds or settles the charge in another
-/// process.
+/// A [`Receipt`] that serde can write, for a job that corrects the charge in another process.
 ///
 /// ```
 /// use tower_fixed_window::{KeptReceipt, MemoryStore, Quota};
@@ -45,18 +44,16 @@ impl Receipt {
 /// # Ok(()) }
 /// ```
 ///
-/// **Use it once.** A receipt in the process can't be copied, but text can. Each use refunds the
-/// charge again, so that more than the limit can pass. If a job may run twice, delete its receipt
-/// before you settle it.
+/// **Use it once.** Text can be copied, and each use refunds the charge again, so that more than
+/// the limit can pass. If a job may run twice, delete its receipt before you settle it.
 ///
 /// **Keep it where only your servers can write.** It is not signed: a client that changes it can
-/// refund tokens of any key under the name of the limiter. It contains the key as a store does:
-/// an address or an id is readable, a [`Key::secret`](crate::Key::secret) is hashed.
+/// refund tokens of any key under the limiter's name. It contains the key as a store does: an
+/// address or an id is readable, a [`Key::secret`](crate::Key::secret) is hashed.
 ///
-/// A text that is cut off, changed to what no charge leaves (a minute that lasts an hour, more
-/// tokens than the quota has), or written by another version of the format is an error when it is
-/// read. A receipt of another limiter's name is an error of
-/// [`settle`](crate::Limiter::settle). A receipt whose window has ended refunds nothing.
+/// A text that no charge can have left, or of another version of the format, is an error when it is
+/// read, and a receipt of another limiter's name one of [`settle`](crate::Limiter::settle). A
+/// receipt whose window has ended refunds nothing.
 #[derive(Debug)]
 pub struct KeptReceipt(Receipt);
 

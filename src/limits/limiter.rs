@@ -34,16 +34,18 @@ use crate::store::{
 /// assert!(!decision.allowed());
 /// assert_eq!(uploads.peek("alice").await?.remaining(), 999);
 /// assert_eq!(uploads.quotas().to_string(), "1000/day");
+///
+/// uploads.reset("alice").await?;
+/// assert_eq!(uploads.peek("alice").await?.remaining(), 1_000);
 /// # Ok(()) }
 /// ```
 ///
-/// [`check`](Self::check) takes one token, and [`check_cost`](Self::check_cost) as many as you say.
-/// A charge that can be corrected later always names its cost: [`charge`](Self::charge) and
-/// [`reserve`](Self::reserve).
+/// [`check`](Self::check) takes one token, [`check_cost`](Self::check_cost) several. A charge that
+/// can be corrected later names its cost: [`charge`](Self::charge), [`reserve`](Self::reserve).
 ///
-/// Clones share their counters. The methods return a [`Reply`], which must be awaited. A store in
-/// memory is charged when the method is called. A remote store is called when the reply is first
-/// polled, at the latest, so a charge that is not awaited may never be made.
+/// Clones share their counters. The methods return a [`Reply`], which must be awaited: a store in
+/// memory is charged when the method is called, but a remote one is called when the reply is first
+/// polled, at the latest.
 #[derive(Clone)]
 #[doc(alias = "throttle")]
 pub struct Limiter {
@@ -51,7 +53,6 @@ pub struct Limiter {
     /// The quotas of this handle's generation of [`Live`].
     pub(super) quotas: Quotas,
     generation: u64,
-    /// `true` if warnings and counts of refused keys look at decisions.
     is_watched: bool,
     store: AnyStore,
     live: Arc<Live>,
@@ -61,8 +62,8 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Creates a limiter that counts in memory, in a store of its own. [`Limit::store`] creates one
-    /// that counts elsewhere.
+    /// Creates a limiter that counts in memory, in a store of its own; elsewhere by
+    /// [`Limit::store`].
     pub fn new(limit: impl Into<Limit>) -> Self {
         limit.into().into()
     }
@@ -89,15 +90,14 @@ impl Limiter {
         }
     }
 
-    /// The same limit in another store. It is no longer changed with this one.
+    /// The limit in the other store is no longer changed with this one.
     pub(crate) fn moved_to(&self, store: AnyStore) -> Self {
         let (quotas, shadow) = self.live.usual();
         let limit = Limit { quotas, shadow, ..self.live.limit().clone() };
         Self::made(limit, store)
     }
 
-    /// Returns a limiter for the same counters under other quotas, such as those of a customer's
-    /// plan.
+    /// Returns a limiter for the same counters under other quotas, such as a customer's plan.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -106,10 +106,8 @@ impl Limiter {
     /// let free = Limiter::new(Quota::per_hour(60).name("api"));
     /// let pro = free.with_quotas(Quota::per_hour(5_000));
     /// assert!(free.check("alice").await?.allowed());
-    /// // It is the same counter: the limit is no part of its identity.
+    /// // The same window is the same counter.
     /// assert_eq!(pro.peek("alice").await?.remaining(), 4_999);
-    /// // Another window is another counter.
-    /// assert_eq!(free.with_quotas(Quota::per_day(9)).peek("alice").await?.used(), 0);
     /// # Ok(()) }
     /// ```
     #[must_use]
@@ -125,7 +123,6 @@ impl Limiter {
         &self.store
     }
 
-    /// Returns the limit with its changes.
     pub(crate) fn live(&self) -> &Arc<Live> {
         &self.live
     }
@@ -135,13 +132,12 @@ impl Limiter {
         self.scope.name()
     }
 
-    /// Returns whether other processes count in the same store.
     pub(crate) fn is_shared(&self) -> bool {
         self.store.is_shared()
     }
 
-    /// Checks that other processes find the counters of a shared store, and that the counters of a
-    /// store with this [identity](mistakes::identity) have one limit.
+    /// Other processes must find the counters of a shared store, and the counters of a store with
+    /// this [identity](mistakes::identity) have one limit.
     #[track_caller]
     pub(super) fn check_name(&self, id: Option<String>) {
         assert!(
@@ -169,19 +165,9 @@ impl Limiter {
     }
 
     /// Returns the standing of a key under the limiter's own quotas, and whether one token would
-    /// pass. Takes nothing. A higher cost passes if [`Decision::remaining`] is as high, and the
-    /// lines of [`Limits::peek`](crate::Limits::peek) have costs. For keys that are charged under
-    /// other quotas, use [`with_quotas`](Self::with_quotas).
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let limiter = Limiter::new(Quota::per_day(10));
-    /// assert_eq!(limiter.peek("alice").await?.remaining(), 10);
-    /// assert_eq!(limiter.peek("alice").await?.remaining(), 10);
-    /// # Ok(()) }
-    /// ```
+    /// pass. Takes nothing. A higher cost passes if [`Decision::remaining`] is as high;
+    /// [`Limits::peek`](crate::Limits::peek) takes costs. For keys under other quotas, use
+    /// [`with_quotas`](Self::with_quotas).
     pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
         self.charge_key(&key.into(), 1, |charge| charge.peeking())
     }
@@ -212,16 +198,17 @@ impl Limiter {
         Reply::of(self.charge_for_receipt(&key.into(), cost, |charge| charge))
     }
 
-    /// Takes `cost` tokens, also from later windows as far as the quotas allow
-    /// ([`Quota::reserve_up_to`](crate::Quota::reserve_up_to)). The caller then waits for
+    /// Takes `cost` tokens, also from later windows as far as
+    /// [`Quota::reserve_up_to`](crate::Quota::reserve_up_to) allows. The caller then waits for
     /// [`Decision::ready_after`].
     ///
-    /// A window sees at most its limit start, plus the tokens of the last charge that earlier
-    /// windows cover: with 10 a minute, a charge of 15 takes the 10 of this minute and 5 of the
-    /// next, and starts in the next one, beside 5 others. Over several quotas, no window sees more:
-    /// a reservation that one quota covers only after the window in which another one counts it is
-    /// refused until then. Once tokens of later windows are taken, those of earlier ones can't be
-    /// refunded, since the count can't say which window has room again.
+    /// A window sees at most its limit start, and the last charge that earlier windows cover in
+    /// part. A reservation that one quota covers only after the window in which another one counts
+    /// it is refused until then. Once tokens of later windows are taken, those of earlier ones
+    /// can't be refunded ([S13], [S14]).
+    ///
+    /// [S13]: crate::guide::semantics#peeks-resets-reservations-refunds
+    /// [S14]: crate::guide::semantics#peeks-resets-reservations-refunds
     ///
     /// ```
     /// use std::time::Duration;
@@ -245,8 +232,8 @@ impl Limiter {
         Reply::of(self.charge_for_receipt(&key.into(), cost, |charge| charge.reserving()))
     }
 
-    /// Refunds a [charge](Self::charge): to each quota until the window of the tokens has ended.
-    /// After that, it has no effect.
+    /// Refunds a [charge](Self::charge): to each quota until the window of the tokens has ended,
+    /// and without effect after that.
     pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
         self.settle(receipt, 0)
     }
@@ -268,7 +255,7 @@ impl Limiter {
         }
     }
 
-    /// Sets the true cost of a line. `decision` is that of the line.
+    /// `decision` is that of the line.
     pub(crate) fn settle_line(
         &self,
         line: &ReceiptLine,
@@ -281,12 +268,11 @@ impl Limiter {
                 let account = account.clone().updated(&quotas);
                 self.settle_account(account.as_account(), decision, actual)
             }
-            // Quotas that decided the charge stay if they are a plan's or the key's own.
+            // A plan's quotas or the key's own stay.
             _ => self.settle_account(account.as_account(), decision, actual),
         }
     }
 
-    /// Corrects a charge that was reported.
     pub(crate) fn settle_account(
         &self,
         account: Account<'_>,
@@ -312,13 +298,13 @@ impl Limiter {
         }
     }
 
-    /// Returns what was taken by a charge that was not reported.
+    /// For a charge that was not reported.
     pub(crate) fn give_back(&self, account: Account<'_>, decision: &Decision) -> Reply<()> {
         self.store.give_back(account, decision)
     }
 
-    /// Warns of the share that tokens beyond a charge have reached. A peek shows where they have
-    /// led, in the memory that has counted them if the store failed.
+    /// Warns of the share that tokens beyond a charge have reached: by a peek, in the memory that
+    /// has counted them if the store failed.
     fn warn_after(
         &self,
         taken: Reply<()>,
@@ -339,8 +325,8 @@ impl Limiter {
                 let account = account.as_account();
                 let warn =
                     || this.live().limit().warn(account.key(), account.quotas(), &decision, more);
-                // No request waits for this: a panic would only keep the corrections of other
-                // limits from being made, and in a stream that is dropped end the process.
+                // No request waits for this: a panic would keep the corrections of other limits
+                // from being made, and in a stream that is dropped end the process.
                 let _panicked = catch_unwind(AssertUnwindSafe(warn));
             })
         };
@@ -359,43 +345,30 @@ impl Limiter {
         Reply::now(())
     }
 
-    /// Clears the counters of a key, under all quotas it was charged with.
+    /// Clears the counters of a key, under all quotas it was charged with, as in the example of
+    /// [`Limiter`].
     ///
     /// # Errors
     /// If the store fails. In memory, if the key shares its entry with others because the store is
     /// full ([`MemoryStore`](crate::MemoryStore)), or if more than 64 windows were used under one
     /// name, so that the store does not know all counters of the key.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let limiter = Limiter::new(Quota::per_day(1));
-    /// limiter.check("alice").await?;
-    /// limiter.reset("alice").await?;
-    /// assert!(limiter.check("alice").await?.allowed());
-    /// # Ok(()) }
-    /// ```
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
         self.store.reset(&self.scope, &key.into())
     }
 
     /// Returns which keys were refused lately in this process, most often first: how often, since
-    /// when, by which quota, and until when. `None`: they are not counted, see the examples of
-    /// [`Limit::track_refused`](crate::Limit::track_refused).
+    /// when, by which quota, and until when. `None` without
+    /// [`Limit::track_refused`](crate::Limit::track_refused), which has examples.
     ///
-    /// This holds a lock for as long as it takes to copy the keys. Refusals of that time are not
-    /// counted.
+    /// Refusals while the keys are copied, under a lock, are not counted.
     pub fn refused(&self) -> Option<Refused> {
         Some(self.live.tracker()?.refused(self.now()))
     }
 
-    /// Returns the time of the store.
     pub(crate) fn now(&self) -> i64 {
         instant(self.store.now_ms())
     }
 
-    /// Returns whether the quotas are the ones that this handle was made with.
     #[inline]
     pub(crate) fn is_unchanged(&self) -> bool {
         self.live.is_of(self.generation)
@@ -406,7 +379,6 @@ impl Limiter {
         self.is_watched
     }
 
-    /// The quotas of a charge that names none.
     #[inline]
     pub(crate) fn quotas_now(&self, key: &Key) -> Result<Cow<'_, Quotas>, StoreError> {
         if self.is_unchanged() { Ok(Cow::Borrowed(&self.quotas)) } else { self.changed_quotas(key) }
@@ -426,13 +398,12 @@ impl Limiter {
         }
     }
 
-    /// Returns whether a charge is decided by a plan's quotas or the key's own, which its
-    /// correction keeps, whichever handle makes it.
+    /// Whether a plan's quotas or the key's own decide, which a correction keeps, whichever handle
+    /// makes it.
     pub(crate) fn has_own_quotas(&self, key: &Key) -> bool {
         self.live.of_a_plan || !self.is_unchanged() && self.live.quotas_of(key).is_some()
     }
 
-    /// The name of the counters.
     pub(crate) fn scope(&self) -> &Scope {
         &self.scope
     }
@@ -458,7 +429,7 @@ impl Limiter {
         charge_lines(&self.store, |_| self, charge)
     }
 
-    /// Returns what refusals note of this limiter, for charges under its own quotas.
+    /// For charges under the limiter's own quotas.
     #[inline]
     pub(crate) fn refuser(&self, quotas: &Quotas) -> Option<KeptRefuser> {
         let own = ptr::eq(quotas, &self.quotas);
@@ -487,25 +458,10 @@ impl Limiter {
         self.live.quotas()
     }
 
-    /// Changes the quotas, from the next charge on, for all clones of this limiter and all layers
-    /// that were made of it. A raised or lowered limit also applies to what is counted already, and
-    /// leaves no debt for the next window. Another window or anchor is another counter.
-    ///
-    /// ```
-    /// use tower_fixed_window::{FixedWindowLayer, Limiter, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let api = Limiter::new(Quota::per_minute(60).name("api"));
-    /// let layer = FixedWindowLayer::new(&api);
-    ///
-    /// // From an admin route, or when a file of limits has changed.
-    /// api.set_quotas(Quota::per_minute(600));
-    /// assert_eq!(api.peek("alice").await?.remaining(), 600);
-    /// assert_eq!(api.quotas().to_string(), "600/minute");
-    /// # let _ = layer; Ok(()) }
-    /// ```
-    ///
-    /// The quotas of a limit by plan are those of its closure: this changes nothing.
+    /// Changes the quotas, from the next charge on, for all clones and all layers of this limiter,
+    /// as in the example of [`set_quotas_until`](Self::set_quotas_until). A raised or lowered limit
+    /// also applies to what is counted already, and leaves no debt for the next window. Another
+    /// window or anchor is another counter. A limit by plan keeps the quotas of its closure.
     pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
         let quotas = quotas.into();
         if self.has_no_plan() {
@@ -513,9 +469,9 @@ impl Limiter {
         }
     }
 
-    /// Changes the quotas until an instant, by the clock of the store ([`Store::now_ms`]). From
-    /// this instant on, the former quotas hold again, without a further call. A later change of the
-    /// quotas replaces this one. An instant in the past ends the change at once.
+    /// Changes the quotas until an instant, by the store's clock ([`Store::now_ms`]). From then on,
+    /// the former quotas hold again, without a further call. A later change replaces this one, and
+    /// an instant in the past ends it at once. A limit by plan keeps the quotas of its closure.
     ///
     /// ```
     /// use std::time::{Duration, UNIX_EPOCH};
@@ -531,9 +487,9 @@ impl Limiter {
     ///
     /// clock.set_ms(1_700_006_400_000);
     /// assert_eq!(api.quotas().to_string(), "60/minute");
+    /// api.set_quotas(Quota::per_minute(90));
+    /// assert_eq!(api.quotas().to_string(), "90/minute");
     /// ```
-    ///
-    /// A limit by plan keeps the quotas of its closure.
     ///
     /// [`Store::now_ms`]: crate::store::Store::now_ms
     pub fn set_quotas_until(&self, quotas: impl Into<Quotas>, until: SystemTime) {
@@ -543,20 +499,18 @@ impl Limiter {
         }
     }
 
-    /// Gives one key quotas of its own until an instant, in this process: for a customer who needs
-    /// more until tonight, or gets nothing until tomorrow (a limit of 0). These quotas replace the
-    /// limit's, and the ones that the closure of a limit [by plan](crate::Limit::by_plan) returns.
-    /// A charge that names its quotas ([`with_quotas`](Self::with_quotas)) keeps its own, and a
-    /// request that waits in a queue keeps the quotas that its key had when it arrived. An instant
-    /// in the past ends the change at once.
+    /// Gives one key quotas of its own until an instant, in this process: more until tonight, or
+    /// nothing until tomorrow (a limit of 0). They replace the limit's and a
+    /// [plan's](crate::Limit::by_plan), but not those that a charge names
+    /// ([`with_quotas`](Self::with_quotas)), nor those of a request that is in a queue already. An
+    /// instant in the past ends the change at once.
     ///
-    /// Other nodes keep the limit's quotas, and a restart forgets the change. For all nodes, store
-    /// the exception in your database and read it in [`by_plan`](crate::Limit::by_plan):
-    /// `docs/support.md`.
+    /// Other nodes don't know of the change, and a restart forgets it. For all nodes, read the
+    /// exception from your database in [`by_plan`](crate::Limit::by_plan): `docs/support.md`.
     ///
     /// ```
     /// use std::time::{Duration, SystemTime};
-    /// use tower_fixed_window::{Limiter, Quota};
+    /// use tower_fixed_window::{Key, Limiter, Quota};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let api = Limiter::new(Quota::per_hour(100).name("api"));
@@ -568,6 +522,9 @@ impl Limiter {
     /// assert!(api.check_cost("acme", 150).await?.allowed());
     /// assert_eq!(api.peek("acme").await?.remaining(), 850);
     /// assert_eq!(api.peek("other").await?.remaining(), 100);
+    /// let (key, quotas, until) = &api.key_quotas()[0];
+    /// assert_eq!((key, quotas.to_string()), (&Key::from("acme"), "1000/hour".to_owned()));
+    /// assert!(*until <= tonight);
     ///
     /// api.clear_key_quotas("acme");
     /// assert_eq!(api.peek("acme").await?.limit(), 100);
@@ -583,30 +540,16 @@ impl Limiter {
         self.change(Change::Key, |changes| changes.set_key(key, quotas, until));
     }
 
-    /// Ends the quotas of one key's own: those of all keys hold for it again.
-    ///
-    /// ```
-    /// use std::time::{Duration, SystemTime};
-    /// use tower_fixed_window::{Key, Limiter, Quota};
-    ///
-    /// let api = Limiter::new(Quota::per_hour(100).name("api"));
-    /// let tonight = SystemTime::now() + Duration::from_secs(6 * 3_600);
-    /// api.set_key_quotas_until("acme", Quota::per_hour(1_000), tonight);
-    /// let (key, quotas, until) = &api.key_quotas()[0];
-    /// assert_eq!((key, quotas.to_string()), (&Key::from("acme"), "1000/hour".to_owned()));
-    /// assert!(*until <= tonight);
-    ///
-    /// api.clear_key_quotas("acme");
-    /// assert!(api.key_quotas().is_empty());
-    /// ```
+    /// Ends the quotas of one key's own, as in the example of
+    /// [`set_key_quotas_until`](Self::set_key_quotas_until).
     pub fn clear_key_quotas(&self, key: impl Into<Key>) {
         let key = key.into();
         self.change(Change::Key, |changes| changes.clear_key(&key));
     }
 
-    /// Returns the keys that have quotas of their own in this process, with these quotas, and until
-    /// when, the first to end first: see the example of
-    /// [`clear_key_quotas`](Self::clear_key_quotas).
+    /// Returns the keys that have quotas of their own in this process, with these and until when,
+    /// the first to end first, as in the example of
+    /// [`set_key_quotas_until`](Self::set_key_quotas_until).
     pub fn key_quotas(&self) -> Vec<(Key, Quotas, SystemTime)> {
         self.end_changes();
         let own = self.live.key_quotas();
@@ -618,45 +561,19 @@ impl Limiter {
         own.into_iter().map(|(key, quotas, until)| (key, quotas, system_time(until))).collect()
     }
 
-    /// Switches [shadow mode](crate::Limit::shadow) on or off, for all layers that were made of
-    /// this limiter. Without HTTP, decisions only tell.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
-    ///
-    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(Key::global()));
-    /// let layer = FixedWindowLayer::new(&api);
-    ///
-    /// api.set_shadow(true);
-    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
-    /// ```
+    /// Switches [shadow mode](crate::Limit::shadow) on or off, for all layers of this limiter, as
+    /// in the example there. Without HTTP, decisions only tell.
     pub fn set_shadow(&self, shadow: bool) {
         self.change(Change::Shadow, |changes| changes.shadow.set(shadow));
     }
 
     /// Switches shadow mode on or off until an instant, as
     /// [`set_quotas_until`](Self::set_quotas_until) changes the quotas.
-    ///
-    /// ```
-    /// use std::time::{Duration, SystemTime};
-    /// use http::Request;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
-    ///
-    /// let api = Limiter::new(Quota::per_minute(0).name("api").key(Key::global()));
-    /// let layer = FixedWindowLayer::new(&api);
-    ///
-    /// api.set_shadow_until(true, SystemTime::now() + Duration::from_secs(3_600));
-    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
-    /// ```
     pub fn set_shadow_until(&self, shadow: bool, until: SystemTime) {
         let until = ms(until);
         self.change(Change::Shadow, |changes| changes.shadow.set_until(shadow, until));
     }
 
-    /// Returns whether the limit's own quotas decide, and logs a hint if they don't.
     fn has_no_plan(&self) -> bool {
         let is_by_plan = self.live.limit().plan.is_some();
         if is_by_plan {
@@ -665,13 +582,11 @@ impl Limiter {
         !is_by_plan
     }
 
-    /// Applies a change, and reports it with the instant when the last change of its kind ends.
     fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) {
         let end = self.live.change(of, change);
         self.scope.observe().changed(of, end);
     }
 
-    /// Ends the changes whose time is over.
     #[inline]
     pub(crate) fn end_changes(&self) {
         if self.live.has_ended(|| self.now()) {
@@ -688,28 +603,15 @@ impl Limiter {
     }
 }
 
-/// Returns milliseconds since the epoch, as the clocks of stores do.
 fn ms(at: SystemTime) -> i64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     instant(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 impl Limit {
-    /// Counts in this store. What happens while it fails says a handle of the store itself, such as
-    /// [`RedisStore::on_failure`]: by default, this process enforces the same quotas in its memory.
-    ///
-    /// ```no_run
-    /// # #[cfg(feature = "redis")]
-    /// use tower_fixed_window::{FixedWindowLayer, OnStoreFailure, Quota, RedisStore};
-    ///
-    /// # #[cfg(not(feature = "redis"))] fn main() {}
-    /// # #[cfg(feature = "redis")]
-    /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
-    /// let store = RedisStore::new("redis://127.0.0.1/")?.on_failure(OnStoreFailure::Deny);
-    /// let codes = Quota::per_hour(5).name("codes").store(store.clone());
-    /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store));
-    /// # let _ = (codes, login); Ok(()) }
-    /// ```
+    /// Counts in this store, as in the example of [`IntoLimit`](crate::IntoLimit); limits can share
+    /// a clone of it. A handle such as [`RedisStore::on_failure`] says what happens while it fails:
+    /// by default, this process enforces the same quotas in its memory.
     ///
     /// # Panics
     /// If the store is shared ([`Store::is_shared`]) and the limit has no name.

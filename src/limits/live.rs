@@ -13,22 +13,16 @@ use crate::key::Key;
 use crate::observe::Change;
 use crate::quota::{Plan, Quotas};
 
-/// An instant that no clock reaches.
 const NEVER: i64 = i64::MAX;
 /// The generation of a handle whose quotas differ between requests.
 pub(super) const UNKNOWN: u64 = u64::MAX;
-/// A mark of a limit's generation: some change ends by itself, so that each request checks the
-/// time.
+/// A mark of a generation: some change ends by itself, so that each request checks the time.
 const ENDS: u64 = 1 << 61;
 
-/// A limit as it was built, with its changes since. All clones of its limiter share it, and all
-/// layers and services that count by it.
 pub(crate) struct Live {
     limit: Limit,
-    /// Differs for each change of the quotas, and is 0 for the quotas that the limit was built
-    /// with.
+    /// Differs for each change of the quotas; 0 before any.
     generation: AtomicU64,
-    /// The instant when the next change ends.
     ends: AtomicI64,
     shadow: AtomicBool,
     changes: Mutex<Option<Box<Changes>>>,
@@ -50,18 +44,15 @@ impl Live {
         }
     }
 
-    /// The same limit under other quotas.
     pub(super) fn with_quotas(&self, quotas: Quotas) -> Self {
         let limit = Limit { quotas, plan: None, tracked: None, ..self.limit.clone() };
         Self { tracker: self.tracker.clone(), of_a_plan: true, ..Self::new(limit) }
     }
 
-    /// Returns whether refusals are tracked by key, or shares of the limit are reported.
     pub(crate) fn is_watched(&self) -> bool {
         self.tracker.is_some() || self.limit.warns()
     }
 
-    /// Returns the counts of refusals by key, if the limit tracks these.
     #[inline]
     pub(crate) fn tracker(&self) -> Option<&Tracker> {
         self.tracker.as_deref()
@@ -80,8 +71,7 @@ impl Live {
         quotas.unwrap_or(self.limit.quotas)
     }
 
-    /// Returns the quotas, and whether the limit is in shadow mode, without changes that end by
-    /// themselves.
+    /// Without changes that end by themselves.
     pub(super) fn usual(&self) -> (Quotas, bool) {
         let changes = self.lock();
         let quotas = changes.as_ref().and_then(|changes| changes.quotas.for_good);
@@ -89,12 +79,10 @@ impl Live {
         (quotas.unwrap_or(self.limit.quotas), shadow.unwrap_or(self.limit.shadow))
     }
 
-    /// Returns the quotas of one key, if it has its own for now.
     pub(super) fn quotas_of(&self, key: &Key) -> Option<Quotas> {
         self.lock().as_ref()?.keys.get(key).map(|(quotas, _)| *quotas)
     }
 
-    /// Returns the keys that have their own quotas for now, with these and when that ends.
     pub(super) fn key_quotas(&self) -> Arc<KeyQuotas> {
         self.lock().as_ref().map(|changes| Arc::clone(&changes.keys)).unwrap_or_default()
     }
@@ -116,13 +104,12 @@ impl Live {
         (self.generation(), quotas.unwrap_or(self.limit.quotas), plan)
     }
 
-    /// Returns the plan of a request.
     pub(crate) fn plan(&self, parts: &Parts, key: &Key) -> Plan {
         let (_, quotas, plan) = self.in_force();
         plan.and_then(|plan| plan(parts, key)).unwrap_or(quotas.into())
     }
 
-    /// Applies a change, and returns the instant when the last change of this kind ends.
+    /// Returns the instant when the last change of this kind ends.
     pub(super) fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) -> Option<i64> {
         let mut changes = self.lock();
         let changes = changes.get_or_insert_default();
@@ -131,14 +118,11 @@ impl Live {
         changes.last_end(of)
     }
 
-    /// Returns whether some change's time is over.
     pub(super) fn has_ended(&self, now: impl FnOnce() -> i64) -> bool {
         self.generation.load(Ordering::Acquire) & ENDS > 0
             && now() >= self.ends.load(Ordering::Relaxed)
     }
 
-    /// Ends changes whose time is over. Returns their kinds, each with the instant when the last
-    /// change of that kind ends.
     pub(super) fn end(&self, now: i64) -> Vec<(Change, Option<i64>)> {
         let mut changes = self.lock();
         let Some(changes) = &mut *changes else { return Vec::new() };
@@ -158,13 +142,11 @@ impl Live {
         self.generation.store(generation | ends, Ordering::Release);
     }
 
-    /// Returns whether the quotas are those of a generation, and no change ends by itself.
     #[inline]
     pub(crate) fn is_of(&self, generation: u64) -> bool {
         self.generation.load(Ordering::Acquire) == generation
     }
 
-    /// Returns a number that differs for each change of the quotas.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire) & !ENDS
@@ -176,13 +158,11 @@ impl Live {
     }
 }
 
-/// The quotas of single keys, each until an instant.
 pub(super) type KeyQuotas = HashMap<Key, (Quotas, i64), RandomState>;
 
-/// The changes of a limit. Instants are in milliseconds.
+/// Instants are in milliseconds.
 #[derive(Default)]
 pub(super) struct Changes {
-    /// The number of changes of the quotas so far.
     count: u64,
     pub(super) quotas: Changed<Quotas>,
     pub(super) shadow: Changed<bool>,
@@ -190,7 +170,6 @@ pub(super) struct Changes {
     keys: Arc<KeyQuotas>,
 }
 
-/// A value in place of the one that a limit was built with.
 pub(super) struct Changed<T> {
     for_good: Option<T>,
     for_now: Option<(T, i64)>,
@@ -236,12 +215,10 @@ impl Changes {
         }
     }
 
-    /// Returns whether all quotas are the ones that the limit was built with.
     fn has_no_quotas(&self) -> bool {
         self.quotas.get().is_none() && self.keys.is_empty()
     }
 
-    /// Ends the changes whose time is over, and returns their kinds.
     fn end(&mut self, now: i64) -> Vec<Change> {
         let mut ended = Vec::new();
         if self.quotas.end(now) {
@@ -258,13 +235,11 @@ impl Changes {
         ended
     }
 
-    /// Returns the instant when the next change ends.
     fn next_end(&self) -> i64 {
         let keys = self.keys.values().map(|(_, until)| *until);
         keys.chain(self.quotas.until()).chain(self.shadow.until()).min().unwrap_or(NEVER)
     }
 
-    /// Returns the instant when the last change of a kind ends, if there is one.
     fn last_end(&self, of: Change) -> Option<i64> {
         match of {
             Change::Quotas => self.quotas.until(),

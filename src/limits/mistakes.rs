@@ -14,7 +14,6 @@ use crate::store::Account;
 use crate::store::RedisStore;
 use crate::store::{MemoryStore, Remote, Store};
 
-/// A limit of 0 often comes from a setting where 0 was to say "unlimited".
 pub(super) fn note_zero(limit: &Limit) {
     let is_zero = limit.quotas.iter().any(|quota| quota.limit() == 0);
     if is_zero && limit.plan.is_none() && !limit.shadow {
@@ -26,7 +25,6 @@ pub(super) fn note_zero(limit: &Limit) {
     }
 }
 
-/// A true cost of many windows is often one in other units, and locks its key for as long.
 pub(super) fn note_cost(account: Account<'_>, cost: u64) {
     const MANY: u64 = 10;
 
@@ -42,7 +40,6 @@ pub(super) fn note_cost(account: Account<'_>, cost: u64) {
     }
 }
 
-/// The closure of a limit by plan decides, and not what the limit is set to.
 pub(super) fn note_no_change(name: &str) {
     observe::doubt(&format_args!(
         "the rate limit `{name}` is by plan, so `set_quotas` changes nothing: let the closure of \
@@ -50,16 +47,14 @@ pub(super) fn note_no_change(name: &str) {
     ));
 }
 
-/// In place of the identity of a store: each limit counts in a memory of its own.
+/// In place of a store's identity: each limit counts in a memory of its own.
 pub(crate) const OWN_MEMORY: &str = "own memory";
 
-/// A limit with a store of its own has its own counts: made for each request, it refuses nothing.
 pub(crate) fn note_own_store(limit: &Limit) {
     /// More than an app makes for its connections, or in its tests.
     const MANY: u32 = 1_000;
     /// More than an app writes down.
     const MOST: usize = 1_024;
-    /// How often a limit was made, by a hash of its name and its quotas.
     static MADE: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
 
     let mut hasher = DefaultHasher::new();
@@ -86,12 +81,11 @@ pub(crate) fn note_own_store(limit: &Limit) {
     }
 }
 
-/// Two limits of one name in the same counts charge the same counters. Plans are to do that. If
-/// each counts in a memory of its own, for which `counts` is [`OWN_MEMORY`], a key has both limits.
+/// Two limits of one name in the same counts charge the same counters, as plans are to. If each
+/// counts in a memory of its own, a key has both limits.
 pub(crate) fn note_name(counts: Option<String>, live: &Arc<Live>) {
-    /// More than an app writes down. Limits that an app creates as it runs are not all kept.
+    /// More than an app writes down; limits that an app creates as it runs are not all kept.
     const MOST: usize = 1_024;
-    /// The last limit that was built, by its counts and its name.
     static NAMED: Mutex<BTreeMap<(String, String), Weak<Live>>> = Mutex::new(BTreeMap::new());
 
     let limit = live.limit();

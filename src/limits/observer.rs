@@ -9,12 +9,10 @@ use crate::key::route;
 use crate::observe::{self, Outcome};
 use crate::store::{Account, Scope};
 
-/// A line that was charged: its limiter, what was charged, and the cost.
 pub(crate) type ChargedLine<'a> = (&'a Limiter, Account<'a>, u64);
 
-/// Reports the lines of a charge that passed, or those that refused. In a refusal, lines that would
-/// have passed are not reported. In shadow mode nothing is refused. `parts` are those of a request
-/// to a layer, whose route is counted, too.
+/// In shadow mode nothing is refused. `parts` are those of a request to a layer, whose route is
+/// counted, too.
 #[inline(always)]
 pub(crate) fn observe<'a>(
     decision: &Decision,
@@ -34,7 +32,6 @@ pub(crate) fn observe<'a>(
     }
 }
 
-/// Reports a line, and returns whether its limit is watched.
 #[inline(always)]
 fn note(
     decision: &Decision,
@@ -53,7 +50,6 @@ fn note(
     limiter.is_watched()
 }
 
-/// Reports that a charge passed, for now or for later.
 #[inline(always)]
 pub(super) fn note_passed(scope: &Scope, tokens: u64, waits: bool) {
     if observe::ON {
@@ -61,8 +57,7 @@ pub(super) fn note_passed(scope: &Scope, tokens: u64, waits: bool) {
     }
 }
 
-/// Counts a refusal by this line, and logs it if the line governs: a request is one line of the
-/// log.
+/// The log has one event for a request: that of the line that governs.
 #[inline(never)]
 fn note_refused(account: Account<'_>, decision: &Decision, place: usize, shadow: bool) {
     if !observe::ON || !decision.refuses_at(place) {
@@ -78,7 +73,6 @@ fn note_refused(account: Account<'_>, decision: &Decision, place: usize, shadow:
     }
 }
 
-/// Counts refused keys, for limits that count these, and warns of shares that lines have reached.
 #[inline(never)]
 fn watch<'a>(
     decision: &Decision,

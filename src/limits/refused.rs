@@ -1,7 +1,6 @@
-//! The keys and routes that a limit refused lately: [`Refused`].
-//!
-//! Each period of a quarter of an hour has its counts, by the Space-Saving algorithm (Metwally,
-//! Agrawal and El Abbadi, 2005). The current period and the one before are reported.
+//! The keys and routes that a limit refused lately: [`Refused`]. Each quarter of an hour has its
+//! counts, by the Space-Saving algorithm (Metwally, Agrawal and El Abbadi, 2005). The current one
+//! and the one before are reported.
 
 use std::borrow::Borrow;
 use std::cell::Cell;
@@ -21,7 +20,7 @@ use crate::quota::{Quota, Quotas};
 
 /// In milliseconds.
 const PERIOD: i64 = 15 * 60 * 1_000;
-/// The number of refusals in a period that are all counted. It is a flood when there are more: then
+/// The number of refusals in a period that are all counted. If there are more, it is a flood, and
 /// one in `SAMPLE` counts for as many.
 const ALL: u64 = 1_000;
 const SAMPLE: u64 = 8;
@@ -29,7 +28,7 @@ const SAMPLE: u64 = 8;
 /// The refusals of a limit in this process, in the current quarter of an hour and the one before:
 /// [`Limiter::refused`](crate::Limiter::refused).
 ///
-/// The list is for the app's own routes: a key may be an address or an id. `Debug` shows no key.
+/// For the app's own routes: a key may be an address or an id. `Debug` shows no key.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Refused {
@@ -67,7 +66,8 @@ pub struct RefusedKey {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RefusedRoute {
-    /// The path that axum matched, such as `/users/{id}`, or the first segment of another path.
+    /// The path that axum matched (feature `axum`), such as `/users/{id}`, or else the path's first
+    /// segment, cut to 64 characters.
     pub route: String,
     /// How many of its requests were refused, at most.
     pub count: u64,
@@ -77,15 +77,12 @@ pub struct RefusedRoute {
     pub share: f64,
 }
 
-/// Counts the refusals of a limit.
 pub(crate) struct Tracker {
     /// Until when a flood is sampled.
     samples_until: AtomicI64,
-    /// This quarter of an hour, and the one before.
     quarters: Mutex<[Quarter; 2]>,
 }
 
-/// A period, by its number since the epoch.
 struct Quarter {
     number: i64,
     keys: Hitters<Key>,
@@ -93,7 +90,6 @@ struct Quarter {
 }
 
 impl Tracker {
-    /// Counts about `most` keys, and as many routes.
     pub(super) fn new(most: usize) -> Self {
         let quarter =
             || Quarter { number: i64::MIN, keys: Hitters::new(most), routes: Hitters::new(most) };
@@ -116,7 +112,6 @@ impl Tracker {
         (random >> 32 & (SAMPLE - 1) == 0).then_some(SAMPLE)
     }
 
-    /// Counts a refusal, unless another thread is about to count one.
     #[inline(never)]
     pub(super) fn note(
         &self,
@@ -150,7 +145,6 @@ impl Tracker {
         }
     }
 
-    /// Returns the refusals of the last periods, by the store's clock.
     pub(super) fn refused(&self, now: i64) -> Refused {
         let quarters = self.quarters.lock().unwrap_or_else(PoisonError::into_inner);
         let number = now.div_euclid(PERIOD);
@@ -190,9 +184,9 @@ impl Quarter {
     }
 }
 
-/// The most frequent of any number, by Space-Saving: what is new takes the place of the least
-/// frequent one, and its count. With `n` places and `total` refusals, a count is too high by at
-/// most `total / n`, and what was refused more often than that is there.
+/// The most frequent, by Space-Saving: what is new takes the place of the least frequent one, and
+/// its count. With `n` places and `total` refusals, a count is too high by at most `total / n`, and
+/// what was refused more often than that is there.
 struct Hitters<T> {
     most: usize,
     total: u64,
@@ -260,9 +254,8 @@ impl<T: Hash + Eq + Clone> Hitters<T> {
         self.places.insert(of, place);
     }
 
-    /// The place of a least frequent one. Counts only grow: each place is looked at twice for each
-    /// value that the least count has had, which is at most `total / most`. So this takes a
-    /// constant time for each refusal, on average.
+    /// Counts only grow: each place is looked at twice for each value that the least count has had,
+    /// at most `total / most`. So this takes a constant time for each refusal, on average.
     fn least(&mut self) -> Option<usize> {
         loop {
             while let Some(hitter) = self.hitters.get(self.next) {
@@ -294,7 +287,7 @@ impl<T> Hitter<T> {
     }
 }
 
-/// Merges one or two periods, the later one first, and sorts by count.
+/// The later period first. Sorts by count.
 fn merged<T: Hash + Eq + Clone>(periods: &[&Hitters<T>]) -> Vec<Hitter<T>> {
     let mut merged: Vec<Hitter<T>> = Vec::new();
     for (i, period) in periods.iter().enumerate() {

@@ -9,7 +9,7 @@ use crate::sync::{Mutex, Runtime, lock};
 
 /// The true cost of a request: model tokens, bytes, rows. The handler puts it into the extensions
 /// of the response, and the layer corrects the charges of its [settled](crate::Limit::settled)
-/// limits without delaying the response. A lower cost is refunded, a higher one is taken even
+/// limits, without delaying the response. A lower cost is refunded, a higher one is taken even
 /// beyond the limit.
 ///
 /// ```
@@ -22,33 +22,19 @@ use crate::sync::{Mutex, Runtime, lock};
 /// ```
 ///
 /// A limit that is not named keeps its charge. A name that no settled limit has changes nothing,
-/// and is in the log once. So a settled limit has a name.
+/// and is in the log once.
 ///
-/// A streamed body determines its cost as it goes. It keeps a [`CostMeter`], and the charge is
-/// corrected when the meter is dropped: at the end of the body, or when the client disconnects.
-/// Keep all of its costs up to date with each chunk, since any may be the last one. A limit whose
-/// cost the meter was never told keeps its charge: the client may have left before the first chunk,
-/// after the service has paid for it. Report a cost of 0 by [`set`](CostMeter::set).
-///
-/// ```
-/// use http::Response;
-/// use tower_fixed_window::TrueCost;
-///
-/// let (cost, mut meter) = TrueCost::metered();
-/// let words = ["one", "two"].into_iter().inspect(move |_word| meter.add("tokens", 1));
-///
-/// let mut response = Response::new(words);
-/// response.extensions_mut().insert(cost);
-/// ```
+/// A streamed body keeps a [`CostMeter`], and the charge is corrected when the meter is dropped: at
+/// the end of the body, or when the client disconnects. Update all of its costs with each chunk,
+/// since any may be the last one. A limit whose cost the meter was never told keeps its charge,
+/// since the service may have paid before the first chunk. Report a cost of 0 by
+/// [`set`](CostMeter::set).
 #[derive(Clone)]
 pub struct TrueCost(Arc<Mutex<CostReport>>);
 
-/// Carries costs from the handler or the body, which know these, to the layers, which know the
-/// charges.
 #[derive(Default)]
 struct CostReport {
     costs: Costs,
-    /// `true` once the costs are final.
     is_complete: bool,
     waiting: Vec<Settle>,
     /// The settled limits of the layers that have read the report.
@@ -57,13 +43,12 @@ struct CostReport {
 
 type Settle = Box<dyn FnOnce(&Costs) + Send>;
 
-/// Costs by the names of limits.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Costs(Vec<(Box<str>, u64)>);
 
 impl Costs {
-    /// Returns the cost of a limit. If it was never reported, the charge stays: the body may have
-    /// ended before its first count of what was bought already (S15).
+    /// If a cost was never reported, the charge stays: the body may have ended before its first
+    /// count of what was bought already (S15).
     pub(crate) fn of(&self, name: &str) -> Option<u64> {
         self.0.iter().find(|(other, _)| **other == *name).map(|(_, cost)| *cost)
     }
@@ -77,10 +62,8 @@ impl Costs {
     }
 }
 
-/// Logs costs that no layer has applied.
 impl Drop for CostReport {
     fn drop(&mut self) {
-        // No layer has read it.
         let Some(settled) = &self.settled else { return };
         for (name, _) in &self.costs.0 {
             if !settled.contains(name) {
@@ -113,25 +96,22 @@ impl TrueCost {
         self
     }
 
-    /// Creates a cost that a streamed body adds up.
+    /// Creates a cost that a streamed body adds up, as in the example of [`CostMeter`].
     pub fn metered() -> (Self, CostMeter) {
         let report = Arc::<Mutex<CostReport>>::default();
         (Self(Arc::clone(&report)), CostMeter { costs: Costs::default(), report })
     }
 
-    /// Records that a layer has read the report and settles the limits of these names.
     pub(crate) fn note_settled<'a>(&self, names: impl Iterator<Item = &'a str>) {
         let mut report = lock(&self.0);
         report.settled.get_or_insert_default().extend(names.map(Box::from));
     }
 
-    /// Returns the costs, if they are final by now.
     pub(crate) fn costs(&self) -> Option<Costs> {
         let report = lock(&self.0);
         report.is_complete.then(|| report.costs.clone())
     }
 
-    /// Corrects the charges when the body has ended.
     pub(crate) fn settle_at_end(&self, settle: impl FnOnce(&Costs) + Send + 'static) {
         // The body may end on any thread.
         let runtime = Runtime::current();

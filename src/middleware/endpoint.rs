@@ -20,33 +20,19 @@ use crate::limits::{Limiter, Limits};
 use crate::observe;
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
 
-/// A service that reports the standing of clients, in GitHub's JSON, without charging them.
+/// A service that reports the standing of clients in GitHub's JSON, without charging them.
 ///
-/// The endpoint extracts the keys of each request as the layers do, and reads their counters. The
-/// first limit is also reported as `rate`. A limit that several layers share is shown once. A limit
-/// that the client does not have ([`Plan::UNLIMITED`](crate::Plan::UNLIMITED)) is left out, and so
-/// is one in [shadow mode](crate::Limit::shadow). If all are, the response is that of GitHub
-/// Enterprise without rate limits, which its clients know: 404 with the message "Rate limiting is
-/// not enabled."
+/// In axum, it is a route,
+/// `.route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]))`. It extracts the keys
+/// of each request as the layers do, and reads their counters. The first limit is also reported as
+/// `rate`. A limit of several layers is shown once, and one that the client does not have
+/// ([`Plan::UNLIMITED`](crate::Plan::UNLIMITED)) or that is in [shadow mode](crate::Limit::shadow)
+/// not at all. Without any, the response is that of GitHub Enterprise without rate limits: 404 with
+/// the message "Rate limiting is not enabled."
 ///
-/// ```
-/// use axum::{Router, routing::get};
-/// use tower_fixed_window::{EmptyBody, FixedWindowLayer, Quota, RateLimitEndpoint};
-///
-/// let core = FixedWindowLayer::new(Quota::per_hour(5_000).name("core"));
-/// let search = FixedWindowLayer::new(Quota::per_minute(30).name("search"));
-///
-/// let app: Router = Router::new()
-///     .route("/user", get(async || "you").route_layer(core.clone()))
-///     .route("/search", get(async || "found").route_layer(search.clone()))
-///     .route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]));
-///
-/// // Layers that refuse in different ways have different types: list their limits.
-/// let codes = FixedWindowLayer::new(Quota::per_day(10).name("codes")).reject(EmptyBody);
-/// let _ = RateLimitEndpoint::new([core.limits(), codes.limits()]);
-/// ```
-///
-/// The response, with `reset` in seconds since the Unix epoch:
+/// Layers that refuse in different ways have different types: list their
+/// [`limits`](crate::FixedWindowLayer::limits). The response, with `reset` in seconds since the
+/// Unix epoch:
 ///
 /// ```json
 /// {"resources":{"core":{"limit":5000,"used":1,"remaining":4999,"reset":1700003600},
@@ -57,8 +43,7 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// A request without a key gets a 400 or 500, as from the layers. If a store fails, the response is
 /// a 503 with `retry-after`. All limits are read concurrently.
 ///
-/// Each request reads the counters of each limit, and none of these reads is counted. In memory
-/// they cost no more than another response, so that the route can be free, as at GitHub
+/// The reads are not counted. In memory they are cheap, so that the route can be free, as at GitHub
 /// (`examples/github.rs`). In a remote store they are a call for each limit: give the route a limit
 /// of its own there, by address and in memory.
 #[derive(Clone)]
@@ -96,8 +81,7 @@ impl RateLimitEndpoint {
     }
 }
 
-/// Reads a limit's standing. Returns `None` if the request has no limit, or none that it may see
-/// (S23).
+/// `None` if the request has no limit, or none that it may see (S23).
 fn peek(limiter: &Limiter, parts: &Parts) -> Result<Option<Reply<Decision>>, Reason> {
     let (live, mut key) = (limiter.live(), Key::default());
     limiter.end_changes();
@@ -155,7 +139,6 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
     }
 }
 
-/// Returns a failure with this message, or with the reason phrase of its status.
 fn failure(status: StatusCode, message: Option<&str>, may_retry: bool) -> Response<String> {
     let message = message.or(status.canonical_reason()).unwrap_or_default();
     response(status, format!(r#"{{"message":"{message}"}}"#), may_retry)
@@ -171,7 +154,7 @@ fn response(status: StatusCode, json: String, may_retry: bool) -> Response<Strin
     response
 }
 
-/// Returns the standing of each resource as JSON. Names need no escaping.
+/// Names need no escaping.
 async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<String, StoreError> {
     let first_is_limited = peeked.first().is_some_and(|(_, reply)| reply.is_some());
     let limited = peeked.into_iter().filter_map(|(scope, reply)| Some((scope, reply?)));
@@ -195,7 +178,6 @@ async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<Stri
     Ok(format!(r#"{{"resources":{{{all}}}{rate}}}"#))
 }
 
-/// Awaits all stores concurrently, and returns their answers or the first failure.
 async fn join(mut replies: Vec<Reply<Decision>>) -> Result<Vec<Decision>, StoreError> {
     let mut decisions: Vec<Option<Decision>> = vec![None; replies.len()];
     poll_fn(|cx| {

@@ -53,11 +53,9 @@ thread_local! {
     /// layer, which drops them: a request may be dropped after an inner layer has refused it, while
     /// the rest of its body is read. The outer layers then refund their charges (S9). Otherwise a
     /// client could use up a limit that it shares with others, by uploads that it breaks off.
-    /// Nothing has to be passed along with requests that are not dropped.
     static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Drops the service's future, and refunds the charge if a layer in there had refused the request.
 #[cold]
 #[inline(never)]
 fn drop_unanswered<S, B, J>(
@@ -78,15 +76,14 @@ fn drop_unanswered<S, B, J>(
 pin_project! {
     #[project = FutureStateProj]
     enum FutureState<S, B, F, R> {
-        /// The store has not answered yet. The future holds the service that was made ready.
+        /// The future holds the service that was made ready.
         Deciding { decision: PendingDecision, held: Option<Held<S, B>> },
-        /// The request is in the queue. Until it is its turn, it holds a clone of the service that
-        /// is not ready, so that it keeps no capacity from others.
+        /// Until it is the request's turn, it holds a clone of the service that is not ready, so
+        /// that it keeps no capacity from others.
         Waiting { held: Option<Held<S, B>> },
-        /// The service is called.
         Calling { #[pin] future: F },
-        /// The request is refused. The rest of its body is read before the response is returned;
-        /// the response is already made, so that the request itself can be dropped.
+        /// The rest of the body is read before the response is returned, which is made already, so
+        /// that the request itself can be dropped.
         Refused { response: Option<R>, rest: Option<Rest<B>> },
     }
 }
@@ -105,8 +102,7 @@ where
     B: 'static,
     J: Reject<R>,
 {
-    /// Charges the request and calls the service at once if it passes. A request that has to wait
-    /// takes `service`, which is ready, and leaves a clone in its place.
+    /// A request that has to wait takes `service`, which is ready, and leaves a clone in its place.
     #[inline(always)]
     pub(crate) fn new(
         mut limited: LimitedRequest<J>,
@@ -138,8 +134,7 @@ where
     }
 }
 
-/// Returns the state after `next`: the ready service is called, kept, or released. Not inlined, so
-/// that the path of a request that is called at once stays short.
+/// Not inlined, so that the path of a request that is called at once stays short.
 #[inline(never)]
 fn follow<S, B, J, R>(
     limited: &mut LimitedRequest<J>,
@@ -176,14 +171,13 @@ where
     }
 }
 
-/// Returns the ready service, and leaves a clone in its place.
 fn take_ready<S: Clone>(service: &mut S) -> S {
     let clone = service.clone();
     mem::replace(service, clone)
 }
 
-/// Replaces a ready service by a clone that is not ready, and returns another such clone: a waiting
-/// request must not hold capacity that others need.
+/// Leaves and returns clones that are not ready: a waiting request must not hold capacity that
+/// others need.
 fn release<S: Clone>(service: &mut S) -> S {
     let unready = service.clone();
     *service = unready.clone();
@@ -225,8 +219,7 @@ where
     }
 }
 
-/// Moves a waiting request to its next state. Not inlined, since requests that are decided at once
-/// never wait.
+/// Not inlined, since requests that are decided at once never wait.
 #[inline(never)]
 fn advance<S, B, J, R>(
     mut state: Pin<&mut FutureState<S, B, S::Future, Response<R>>>,

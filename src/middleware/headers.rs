@@ -1,10 +1,10 @@
-//! Writes a [`Decision`] as headers of a response: GitHub's, and those of the IETF's draft, which
-//! are structured fields (RFC 9651): lists with one quoted item for each quota (S20).
+//! Writes a [`Decision`] as headers: GitHub's, and those of the IETF's draft, which are structured
+//! fields (RFC 9651): lists with one quoted item for each quota (S20).
 //!
 //! Layers of this crate may be stacked, and upstream services may send headers of the same names.
 //! The *name* of the limit in the map shows which layer wrote it: a name that points into
-//! [`LIMITS`] was inserted by this crate, in this process. This costs nothing, while a marker in
-//! the response's extensions would cost a third of the whole layer. `LIMITS` is an array of bytes,
+//! [`LIMITS`] is this crate's, in this process. This costs nothing, while a marker in the
+//! response's extensions would cost a third of the whole layer. `LIMITS` is an array of bytes,
 //! since the linker may merge equal string literals.
 
 use std::fmt::Write;
@@ -31,7 +31,7 @@ pub enum Headers {
     /// (draft-ietf-httpapi-ratelimit-headers-10), one item for each quota.
     IetfDraft10,
     /// Both. A popular parser prefers the IETF's headers, reads an older draft of them, and then
-    /// misses GitHub's. So send both only if your clients ask for it.
+    /// misses GitHub's: send both only if your clients ask for it.
     GitHubAndIetfDraft10,
     /// None. A refusal still has `retry-after` and `cache-control`.
     None,
@@ -46,7 +46,6 @@ impl Headers {
         matches!(self, Self::IetfDraft10 | Self::GitHubAndIetfDraft10)
     }
 
-    /// Returns the names of all headers that responses may have.
     pub(crate) fn names(self) -> Vec<HeaderName> {
         let mut names = vec![RETRY_AFTER];
         if self.github() {
@@ -90,10 +89,8 @@ const MAX_INTEGER: u64 = 999_999_999_999_999;
 
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// The place of a limit in its charge, its name, and its quotas.
 pub(crate) type LimitAt<'a> = (usize, &'a str, &'a Quotas);
 
-/// The headers of a layer's responses, with the values that they share.
 #[derive(Debug)]
 pub(crate) struct PreparedHeaders {
     style: Headers,
@@ -105,7 +102,7 @@ pub(crate) struct PreparedHeaders {
     refusal: Mutex<LastRefusal>,
 }
 
-/// The last refusal. During an attack, all refusals of a second are the same.
+/// During an attack, all refusals of a second are the same.
 #[derive(Debug, Default)]
 struct LastRefusal {
     values: RefusalValues,
@@ -136,10 +133,9 @@ impl PreparedHeaders {
         }
     }
 
-    /// Adds the headers to the response to a request that passed (S18), unless those of an inner
-    /// layer are tighter (S19). Returns `false`, without a change, if an inner layer of this crate
-    /// has refused. `limits` are all limits that were decided, and `now` is the time of their
-    /// store.
+    /// For a request that passed (S18), unless the headers of an inner layer are tighter (S19).
+    /// Returns `false`, without a change, if an inner layer of this crate has refused. `limits` are
+    /// all that were decided, and `now` is the time of their store.
     #[inline]
     pub(crate) fn stamp_passed<'a, R, L: Iterator<Item = LimitAt<'a>>>(
         &self,
@@ -202,8 +198,8 @@ impl PreparedHeaders {
         true
     }
 
-    /// Adds the headers to a refusal by a quota (S18), before the response's other headers.
-    /// `limits` are all limits that were decided, as far as these are known.
+    /// For a refusal by a quota (S18). `limits` are all that were decided, as far as these are
+    /// known.
     #[inline]
     pub(crate) fn stamp_refused<'a, R, L: Iterator<Item = LimitAt<'a>>>(
         &self,
@@ -216,7 +212,6 @@ impl PreparedHeaders {
         self.put_refused(response, headers, limits, decision);
     }
 
-    /// Puts the headers of the [last refusal](Self::last_refusal) before the response's others.
     #[inline]
     pub(crate) fn put_refused<'a, R, L: Iterator<Item = LimitAt<'a>>>(
         &self,
@@ -241,7 +236,6 @@ impl PreparedHeaders {
         }
     }
 
-    /// Adds the refusal's other headers, apart from the ones that this style writes.
     #[cold]
     fn append_others(&self, headers: &mut HeaderMap, others: &HeaderMap) {
         let is_own = |name| {
@@ -254,7 +248,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// Returns the limit of the governing quota as a value, which is prepared for the first quota.
+    /// The value is prepared for the first quota.
     #[inline]
     fn limit(&self, limit: u64) -> HeaderValue {
         match &self.limit {
@@ -263,7 +257,6 @@ impl PreparedHeaders {
         }
     }
 
-    /// Inserts `remaining`, `used` and `reset`.
     #[inline]
     fn insert_values(&self, headers: &mut HeaderMap, decision: &Decision) {
         headers.insert(REMAINING, number(decision.remaining()));
@@ -281,8 +274,8 @@ impl PreparedHeaders {
         }
     }
 
-    /// Returns the headers of a refusal by a quota, without the IETF's, and the body that all
-    /// refusals of these values have.
+    /// The headers of a refusal by a quota, without the IETF's, and the body that all refusals of
+    /// these values have.
     pub(crate) fn last_refusal(
         &self,
         decision: &Decision,
@@ -334,8 +327,7 @@ impl PreparedHeaders {
     }
 }
 
-/// Returns whether two values are equal. Bytes are compared only if they are not the same ones,
-/// which those of a static value are.
+/// Bytes are compared only if they are not the same ones, as those of a static value are.
 #[inline]
 fn is_same(one: Option<&HeaderValue>, other: Option<&HeaderValue>) -> bool {
     match (one, other) {
@@ -344,7 +336,6 @@ fn is_same(one: Option<&HeaderValue>, other: Option<&HeaderValue>) -> bool {
     }
 }
 
-/// Returns the seconds that a refused client waits (S18).
 pub(crate) fn retry_after_secs(decision: &Decision) -> Option<u64> {
     let retry_at = decision.retry_at_ms()?;
     Some(seconds(retry_at.saturating_sub(decision.now_ms())).max(1))
@@ -353,8 +344,8 @@ pub(crate) fn retry_after_secs(decision: &Decision) -> Option<u64> {
 /// The seconds that a client waits after a failure that may end soon.
 pub(crate) const FAILED_RETRY_AFTER: u64 = 1;
 
-/// Returns whether the decision leaves fewer tokens than an inner layer's headers, or as many until
-/// a later reset (S19).
+/// The decision leaves fewer tokens than an inner layer's headers, or as many until a later reset
+/// (S19).
 fn is_tighter(decision: &Decision, headers: &HeaderMap) -> bool {
     let written = |name| {
         let value: Option<&HeaderValue> = headers.get(name);
@@ -367,8 +358,6 @@ fn is_tighter(decision: &Decision, headers: &HeaderMap) -> bool {
     }
 }
 
-/// Adds the headers of a refusal for another reason than a quota (S33): `cache-control: no-store`
-/// and, if waiting may help, `retry-after`.
 pub(crate) fn put_failure_headers(headers: &mut HeaderMap, may_retry: bool) {
     headers.insert(CACHE_CONTROL, NO_STORE);
     if may_retry {
@@ -376,8 +365,7 @@ pub(crate) fn put_failure_headers(headers: &mut HeaderMap, may_retry: bool) {
     }
 }
 
-/// Appends both headers, after those of inner layers, with one item for each quota of each limit
-/// that was decided.
+/// Follows those of inner layers, with an item for each quota of each limit that was decided.
 fn append_ietf<'a>(
     headers: &mut HeaderMap,
     limits: impl Iterator<Item = LimitAt<'a>>,
@@ -416,18 +404,15 @@ fn append_ietf<'a>(
 #[derive(Clone, Copy)]
 struct RefusedMark;
 
-/// Marks a refusal that has no [`REFUSED_LIMIT`].
 pub(crate) fn mark_refused<R>(response: &mut Response<R>) {
     response.extensions_mut().insert(RefusedMark);
 }
 
-/// Returns whether a refusal was [marked](mark_refused).
 #[inline]
 fn is_marked_refused<R>(response: &Response<R>) -> bool {
     response.extensions().get::<RefusedMark>().is_some()
 }
 
-/// Returns whether an inner layer of this crate refused the request.
 #[inline]
 pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
     response.headers().keys().any(|name| address(name) == address(&REFUSED_LIMIT))
@@ -435,15 +420,13 @@ pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
 }
 
 enum Author {
-    /// An inner layer of this crate, which let the request pass.
     Passed,
-    /// An inner layer of this crate, which refused it.
     Refused,
     Other,
 }
 
-/// Returns the author of the headers after [`LIMIT`] was inserted over them: an insert replaces the
-/// value and keeps the author's name.
+/// Called after [`LIMIT`] was inserted over theirs: an insert replaces the value and keeps the
+/// author's name.
 fn author(headers: &HeaderMap) -> Author {
     match headers.keys().find(|name| **name == LIMIT).map(address) {
         Some(name) if name == address(&LIMIT) => Author::Passed,
@@ -457,18 +440,17 @@ fn address(name: &HeaderName) -> *const u8 {
     name.as_str().as_ptr()
 }
 
-/// Returns whole seconds, rounded up, so that a client that waits for them is never too early.
+/// Rounded up, so that a client that waits for these seconds is never too early.
 pub(crate) fn seconds(ms: i64) -> u64 {
     (ms.max(0) as u64).div_ceil(1_000)
 }
 
-/// Returns the name of a quota for clients, such as `login:5/minute`.
+/// For clients, such as `login:5/minute`.
 pub(crate) fn policy_name(name: &str, quota: &Quota) -> String {
     format!("{name}{}{}", if name.is_empty() { "" } else { ":" }, quota.rate())
 }
 
-/// Returns an integer as a value. Most integers are small, and come from a table without an
-/// allocation.
+/// Most integers are small, and come from a table without an allocation.
 #[inline]
 fn number(n: u64) -> HeaderValue {
     if n < SMALL { HeaderValue::from_static(digits(n)) } else { large(n) }
@@ -484,10 +466,8 @@ fn digits(n: u64) -> &'static str {
     &TABLE[end - digits..end]
 }
 
-/// Integers below this are in the table.
 const SMALL: u64 = 10_000;
 
-/// Four digits each.
 static TABLE: &str = {
     static DIGITS: [u8; 4 * SMALL as usize] = {
         let mut digits = [b'0'; 4 * SMALL as usize];

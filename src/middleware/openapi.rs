@@ -10,24 +10,13 @@ use super::rejection::{GitHubBody, Grpc, ProblemJson, QUOTA_EXCEEDED};
 
 impl<J: 'static> FixedWindowLayer<J> {
     /// Returns the responses that this layer sends itself, as [response objects] of OpenAPI 3.1 by
-    /// their status. Merge them into the responses of each operation behind the layer:
-    /// `docs/responses.md` names programs that do so with `utoipa` and with `aide`.
+    /// their status, for the operations behind it. [The guide](crate::guide::responses#openapi) has
+    /// an example, and names programs that use `utoipa` and `aide`.
     ///
-    /// 429 (or the [`status`](Self::status) of the layer) is a refusal. 400 and 500 are requests
-    /// without a key: the client left something out, or the server is configured wrongly. 503 is
-    /// included if the store is shared or has a deadline, or if requests wait in a queue. The body
-    /// of an [`on_reject`](Self::on_reject) closure is not known: add its `content`. OpenAPI can't
+    /// 429 (or the [`status`](Self::status) of the layer) is a refusal, 400 and 500 are requests
+    /// without a key. 503 is included if the store is shared or has a deadline, or if requests wait
+    /// in a queue. Add the `content` of an [`on_reject`](Self::on_reject) closure. OpenAPI can't
     /// describe [`Grpc`]: for it, the object is empty.
-    ///
-    /// ```
-    /// use tower_fixed_window::{FixedWindowLayer, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60).name("search"));
-    /// let responses = layer.openapi_responses();
-    /// assert_eq!(responses["429"]["headers"]["retry-after"]["schema"]["type"], "integer");
-    /// assert!(responses["429"]["content"]["application/problem+json"].is_object());
-    /// assert!(responses.get("503").is_none());
-    /// ```
     ///
     /// [response objects]: https://spec.openapis.org/oas/v3.1.1.html#response-object
     #[cfg_attr(docsrs, doc(cfg(feature = "openapi")))]
@@ -71,8 +60,8 @@ fn response(description: &str, headers: Value, content: Option<Value>) -> Value 
     response
 }
 
-/// Describes a refusal and a failure of one status: what only one of them has is optional, and of
-/// what both have each value may be either's.
+/// Of a refusal and a failure with one status, what only one of them has is optional, and what both
+/// have may have either's value.
 fn either(refusal: &mut Value, failure: &Value) {
     let both = [&refusal["description"], &failure["description"]]
         .map(|of| of.as_str().unwrap_or_default());
@@ -98,7 +87,6 @@ fn either(refusal: &mut Value, failure: &Value) {
     }
 }
 
-/// The schema of a body, by its media type.
 fn content(reject: &dyn Any, status: StatusCode, is_refusal: bool) -> Option<Value> {
     let mut properties = json!({ "message": { "type": "string" } });
     let media = if reject.is::<GitHubBody>() {
@@ -154,7 +142,6 @@ fn refusal_headers<J>(layer: &FixedWindowLayer<J>) -> Value {
     headers
 }
 
-/// Returns the headers of refusals and failures.
 fn common_headers(may_retry: bool) -> Value {
     let not_stored = json!({ "type": "string", "enum": ["no-store"] });
     let mut headers = json!({ "cache-control": header("Responses are not stored.", &not_stored) });

@@ -42,9 +42,7 @@ use waiting::Waiting;
 
 pub(crate) struct LimitedRequest<J> {
     current: Arc<Current<J>>,
-    /// The first line that is charged.
     first: RequestLine,
-    /// The charge that may still be corrected.
     charged: Option<Decision>,
     /// `true` from the charge to the response: until then the charge may be refunded (S9, S14).
     pub(super) awaits_response: bool,
@@ -53,41 +51,31 @@ pub(crate) struct LimitedRequest<J> {
     rare: Option<Box<Rare>>,
 }
 
-/// A request's charge of one limit.
 #[derive(Default)]
 struct RequestLine {
     key: Key,
     cost: u64,
-    /// The position of the limit in the layer.
     limit: usize,
-    /// The quotas of this request's plan.
     quotas: Option<Box<Quotas>>,
 }
 
 #[derive(Default)]
 struct Rare {
-    /// The other lines that are charged with the first.
     others: Vec<RequestLine>,
-    /// The lines of limits in shadow mode beside these.
+    /// Limits in shadow mode beside these.
     aside: Vec<(RequestLine, AsideCharge)>,
-    /// The request's place in the queue, if the layer has one.
     waiting: Option<Waiting>,
 }
 
-/// The next step of a request.
 pub(crate) enum Next {
-    /// Call the service.
     Call,
-    /// Wait in the queue.
     Wait,
     /// Charge the request in the queue, once the service is ready.
     Ask,
-    /// Wait for the store's answer.
     Decide(PendingDecision),
     Refuse(Reason),
 }
 
-/// What the limits of a request's lines can do.
 #[derive(Clone, Copy, PartialEq)]
 enum FoundLines {
     None,
@@ -113,7 +101,6 @@ impl<J> LimitedRequest<J> {
         &self.current.shared
     }
 
-    /// Finds the request's lines, and charges them or puts the request in the queue.
     #[inline]
     pub(crate) fn start(&mut self, parts: &Parts) -> Next {
         if self.current.shared.options.skips(parts) {
@@ -132,8 +119,7 @@ impl<J> LimitedRequest<J> {
         self.begin(parts, lines, None)
     }
 
-    /// Charges the lines that were found, or puts the request in the queue, in which it may have
-    /// waited since it `arrived`.
+    /// The request may have waited in the queue since it `arrived`.
     #[inline(always)]
     fn begin(&mut self, parts: &Parts, lines: FoundLines, arrived: Option<Instant>) -> Next {
         self.lines = lines;
@@ -146,7 +132,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Begins again with a request that has waited, some of whose limits are in shadow mode by now.
+    /// For a request that has waited, some of whose limits are in shadow mode by now.
     fn begin_again(&mut self, parts: &Parts, arrived: Instant) -> Next {
         let others = self.rare.as_mut().map(|rare| mem::take(&mut rare.others));
         let first = mem::take(&mut self.first);
@@ -161,7 +147,6 @@ impl<J> LimitedRequest<J> {
         self.begin(parts, lines, Some(arrived))
     }
 
-    /// Finds the line of one of the layer's other limits.
     #[inline(never)]
     fn find_other(
         &mut self,
@@ -181,7 +166,6 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Adds a line to the others.
     fn add(&mut self, line: RequestLine, is: FoundLines, lines: FoundLines) -> FoundLines {
         match (lines, is) {
             (FoundLines::None, _) => self.first = line,
@@ -198,7 +182,6 @@ impl<J> LimitedRequest<J> {
         is
     }
 
-    /// Charges the request's lines.
     #[inline(always)]
     fn charge(&mut self, parts: &Parts) -> Next {
         let answer = match self.rule() {
@@ -216,9 +199,6 @@ impl<J> LimitedRequest<J> {
         self.decide(parts, answer)
     }
 
-    /// Sends the charge of the request's lines, as [`AnyStore::rule`] does.
-    ///
-    /// [`AnyStore::rule`]: crate::store::AnyStore::rule
     #[inline(always)]
     fn rule(&self) -> Result<Ruling, Reply<Decision>> {
         let others = match self.others() {
@@ -230,7 +210,6 @@ impl<J> LimitedRequest<J> {
         self.current.shared.limits.shared_store().rule(charge)
     }
 
-    /// Sends the charge of a request in the queue.
     fn send(&self) -> Reply<Decision> {
         self.rule().map_or_else(|reply| reply, |ruling| Reply::now(self.decided(ruling)))
     }
@@ -240,13 +219,11 @@ impl<J> LimitedRequest<J> {
         ruling.into_decision(self.account(&self.first).scope().limit_name())
     }
 
-    /// Returns the correction for a request that is dropped while the store decides, if the layer
-    /// promises a refund (S14).
+    /// For a request that is dropped while the store decides, if the layer promises a refund (S14).
     fn refund(&self) -> Option<Correction> {
         self.current.shared.options.refund_dropped.then(|| self.correction())
     }
 
-    /// Applies the store's answer, and returns the next step.
     #[inline]
     pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
         let decision = match answer {
@@ -270,7 +247,6 @@ impl<J> LimitedRequest<J> {
         self.pass_charged(parts)
     }
 
-    /// Reports the charge, and lets the request pass.
     #[inline(always)]
     fn pass_charged(&mut self, parts: &Parts) -> Next {
         // Set before hooks, which may panic.
@@ -285,7 +261,6 @@ impl<J> LimitedRequest<J> {
         Next::Call
     }
 
-    /// Lets the request pass without a decision.
     #[cold]
     fn fail_open(&mut self, parts: &Parts) -> Next {
         for line in self.lines() {
@@ -298,7 +273,6 @@ impl<J> LimitedRequest<J> {
         Next::Call
     }
 
-    /// Prepares the extensions of a request whose service is about to be called.
     #[inline]
     pub(crate) fn prepare_call(&mut self, extensions: &mut Extensions) {
         let Shared { options, watch, .. } = &*self.current.shared;
@@ -310,7 +284,6 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Marks the request as charged, for other layers that it goes through.
     #[cold]
     #[inline(never)]
     fn mark(&self, extensions: &mut Extensions) {
@@ -321,8 +294,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Reports a request that is refused without a decision, by the limit whose key is missing or
-    /// by all limits.
+    /// By the limit whose key is missing, or by all limits.
     #[cold]
     fn report_undecided(&self, reason: &Reason) {
         let (outcome, missing, lines) = match reason {
@@ -339,7 +311,6 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Leaves the queue, reports the refusal, and returns the response.
     #[inline(never)]
     pub(crate) fn refuse<R>(&mut self, parts: &Parts, reason: &Reason) -> Response<R>
     where
@@ -371,7 +342,6 @@ impl<J> LimitedRequest<J> {
         response
     }
 
-    /// Returns whether this response may [correct](Self::correct) the charge.
     #[inline]
     pub(crate) fn is_corrected_by<R>(&self, response: &Response<R>) -> bool {
         self.current.shared.options.count_if.is_some()
@@ -379,7 +349,6 @@ impl<J> LimitedRequest<J> {
             || !response.extensions().is_empty()
     }
 
-    /// Adds the headers to the response.
     #[inline]
     pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
         if let Some(decision) = &self.charged
@@ -400,7 +369,6 @@ impl<J> LimitedRequest<J> {
         headers.stamp_passed(response, limits, decision, now)
     }
 
-    /// Corrects the charge by the response, and adds the headers.
     #[inline(never)]
     pub(crate) fn correct<R>(&mut self, response: Response<R>) -> Response<R> {
         if let Some(cost) = response.extensions().get::<TrueCost>() {
@@ -438,8 +406,7 @@ impl<J> LimitedRequest<J> {
         response
     }
 
-    /// Returns the costs of settled limits if they are final. Otherwise the limits are corrected
-    /// when the body ends.
+    /// If the costs are not final, limits are corrected when the body ends.
     fn costs_or_wait_for_end(&self, cost: &TrueCost) -> Option<Actual> {
         self.settled().next()?;
         let costs = cost.costs().map(Actual::Costs);
@@ -459,13 +426,11 @@ impl<J> LimitedRequest<J> {
         costs
     }
 
-    /// Returns the names of the layer's limits that are settled by true costs.
     fn settled(&self) -> impl Iterator<Item = &str> {
         let settled = |limiter: &&Limiter| limiter.live().limit().settled;
         self.current.shared.limits.limiters().iter().filter(settled).map(Limiter::name)
     }
 
-    /// Charges the limits in shadow mode, each by itself.
     #[cold]
     #[inline(never)]
     fn charge_aside(&self, parts: &Parts) {
@@ -506,14 +471,13 @@ impl<J> LimitedRequest<J> {
         self.rare.as_ref().map_or(&[], |rare| &rare.aside)
     }
 
-    /// Corrects the charges of limits in shadow mode.
     fn correct_aside(&self, actual: &Actual) {
         for (line, aside) in self.aside() {
             aside.correct(&self.charged_of(line), actual);
         }
     }
 
-    /// Refunds the charge, if there is one, in the background (S14).
+    /// Refunds the charge in the background (S14).
     pub(crate) fn give_back(&mut self) {
         if let Some(decision) = &self.charged {
             self.correction().make(decision, &Actual::Nothing).0.detach();
@@ -523,7 +487,6 @@ impl<J> LimitedRequest<J> {
         self.awaits_response = false;
     }
 
-    /// Returns a handle that corrects the charge later.
     fn correction(&self) -> Correction {
         Correction(self.lines().map(|line| self.charged_of(line)).collect())
     }
@@ -541,7 +504,6 @@ impl<J> LimitedRequest<J> {
         self.lines == FoundLines::Shadow
     }
 
-    /// Reports a decision to the operator, and to the layer's hook.
     #[inline(always)]
     fn report(&self, parts: &Parts, decision: &Decision) {
         let line = |place| self.charged_line(self.line(place));
@@ -556,13 +518,11 @@ impl<J> LimitedRequest<J> {
         (&self.settings_of(line).limiter, self.account(line), line.cost)
     }
 
-    /// The lines that are charged together.
     #[inline(always)]
     fn lines(&self) -> impl Iterator<Item = &RequestLine> + Clone {
         iter::once(&self.first).chain(self.others())
     }
 
-    /// The number of lines that are charged together.
     #[inline]
     fn count(&self) -> usize {
         1 + self.others().len()
@@ -578,13 +538,11 @@ impl<J> LimitedRequest<J> {
         self.rare.as_ref().map_or(&[], |rare| &rare.others)
     }
 
-    /// The settings of the limit whose name and headers the response gets.
     #[inline]
     fn governing(&self, decision: Option<&Decision>) -> &Settings {
         self.settings_of(self.line(decision.map_or(0, Decision::governing_place)))
     }
 
-    /// Returns the name and the quotas of the line at a place.
     #[inline]
     fn limit_at(&self, place: usize) -> LimitAt<'_> {
         let line = self.line(place);
@@ -613,8 +571,6 @@ impl<J> LimitedRequest<J> {
     }
 }
 
-/// Reads key, plan and cost of a request for one limit. Returns whether the line can be refused, or
-/// that there is none.
 #[inline(always)]
 fn find_line(
     settings: &Settings,

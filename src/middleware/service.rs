@@ -29,34 +29,18 @@ use crate::quota::Quotas;
 ///
 /// The service is ready when the inner service is, and calls the instance that was made ready. If
 /// the store does not answer at once, the request keeps that instance, and a clone takes its place.
-/// If the request waits for a window, a clone is made ready when the window begins.
+/// For a request that waits for a window, a clone is made ready when that begins.
 ///
 /// # If it is not a service
 ///
-/// The compiler may only say that a method such as `ready` or `oneshot` has unsatisfied bounds. The
-/// inner service must be `Clone` and answer `http::Request` with `http::Response`, and the layer
-/// must be able to make a body of a refusal: by default from bytes, with
-/// [`.reject(EmptyBody)`](crate::EmptyBody) from `Default`. The body of hyper-util's client is
-/// neither. Turn it into one that can be, under the layer:
-///
-/// ```
-/// use axum::body::Body;
-/// use http::{Request, Response};
-/// use hyper::body::Incoming;
-/// use tower::{Layer, Service, ServiceExt};
-/// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
-///
-/// async fn send<S>(client: S, request: Request<String>) -> Result<Response<Body>, S::Error>
-/// where
-///     S: Service<Request<String>, Response = Response<Incoming>> + Clone,
-/// {
-///     let client = client.map_response(|response: Response<Incoming>| response.map(Body::new));
-///     let mut api = FixedWindowLayer::new(Quota::per_minute(60).key(Key::global())).layer(client);
-///     api.ready().await?.call(request).await
-/// }
-/// ```
-// The compiler shows the next line, and nothing else of this crate, if a method of `Service` is
-// missing.
+/// The compiler may only say that a method such as `ready` has unsatisfied bounds. The inner
+/// service must be `Clone` and answer `http::Request` with `http::Response`, and the layer must be
+/// able to make a refusal's body: from bytes, or with [`.reject(EmptyBody)`](crate::EmptyBody) from
+/// `Default`. The body of hyper-util's client is neither. Under the layer, turn it into axum's by
+/// `client.map_response(|response: Response<Incoming>| response.map(Body::new))` of tower's
+/// `ServiceExt`.
+// If a method of `Service` is missing, the compiler shows the next line and nothing else of this
+// crate.
 #[rustfmt::skip]
 pub struct FixedWindow<S, J = ProblemJson> { // no Service? Write `.reject(EmptyBody)`, or see its docs
     inner: S,
@@ -108,7 +92,6 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
 pub(crate) struct Shared<J> {
     pub(crate) limits: Limits,
     pub(crate) options: Options,
-    /// The queue in which requests wait, if the layer has one.
     pub(crate) queue: Option<Arc<Queue>>,
     pub(crate) reject: Arc<J>,
     pub(crate) watch: Watch,
@@ -117,9 +100,7 @@ pub(crate) struct Shared<J> {
 /// The layer's state and the quotas in force. A request holds one `Arc` of it.
 pub(crate) struct Current<J> {
     pub(crate) shared: Arc<Shared<J>>,
-    /// The settings of the first limit.
     pub(crate) settings: Settings,
-    /// The settings of the other limits.
     others: Box<[Settings]>,
 }
 
@@ -146,28 +127,24 @@ impl<J> Current<J> {
         }
     }
 
-    /// Returns whether no limit's quotas have changed since this was made, and none of its changes
-    /// ends by itself.
+    /// No limit's quotas have changed since this was made, and no change ends by itself.
     #[inline]
     fn is_current(&self) -> bool {
         self.settings.are_current() && self.others.iter().all(Settings::are_current)
     }
 
-    /// Ends changes whose time is over, and returns whether no limit's quotas have changed.
     #[inline]
     pub(crate) fn is_current_now(&self) -> bool {
         self.settings.are_current_now() && self.others.iter().all(Settings::are_current_now)
     }
 }
 
-/// A limit of the layer, its quotas in force, and the parts of responses that depend only on these.
 pub(crate) struct Settings {
     pub(crate) limiter: Limiter,
     pub(crate) key: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<CostFn>,
     generation: u64,
     pub(crate) quotas: Quotas,
-    /// Chooses the quotas of requests that differ: by plan, or for a key until an instant.
     pub(crate) plan: Option<PlanFn>,
     pub(crate) headers: PreparedHeaders,
 }
@@ -188,13 +165,12 @@ impl Settings {
         }
     }
 
-    /// Returns whether the limit still has these quotas, and no change of these ends by itself.
+    /// The limit still has these quotas, and no change ends by itself.
     #[inline]
     pub(crate) fn are_current(&self) -> bool {
         self.limiter.live().is_of(self.generation)
     }
 
-    /// Ends changes whose time is over, and returns whether the limit still has these quotas.
     #[inline]
     pub(crate) fn are_current_now(&self) -> bool {
         self.limiter.end_changes();
@@ -202,7 +178,7 @@ impl Settings {
     }
 }
 
-/// A [`Current`] for each thread that can run at a time. Requests on different threads share no
+/// A [`Current`] for each thread that can run at a time: requests on different threads share no
 /// memory that they write, such as reference counts and prepared header values.
 pub(crate) struct Lanes<J> {
     shared: Arc<Shared<J>>,
@@ -214,7 +190,6 @@ pub(crate) struct Lanes<J> {
 struct Lane<J> {
     /// The first settings, read without a lock. Most layers never change them.
     first: OnceLock<Arc<Current<J>>>,
-    /// The settings after a change of quotas.
     changed: Mutex<Option<Arc<Current<J>>>>,
 }
 
@@ -239,7 +214,6 @@ impl<J> Lanes<J> {
         Self { shared: Arc::new(shared), lanes: (0..threads()).map(|_| lane()).collect() }
     }
 
-    /// Returns the settings in force.
     #[inline]
     pub(crate) fn current(&self) -> Arc<Current<J>> {
         let lane = &self.lanes[number_of_thread() & (self.lanes.len() - 1)];
@@ -250,7 +224,7 @@ impl<J> Lanes<J> {
     }
 }
 
-/// Returns how many threads can run at a time, as a power of two.
+/// As a power of two.
 fn threads() -> usize {
     const MOST: usize = 64;
     static THREADS: OnceLock<usize> = OnceLock::new();
@@ -269,17 +243,16 @@ fn number_of_thread() -> usize {
     NUMBER.with(|number| *number)
 }
 
-/// The number of requests of a service that are marked. After these, most services have had a
-/// request on each route, and later requests cost nothing.
+/// By then, most services have had a request on each route, and later requests cost nothing.
 const MARKED: u32 = 256;
 
-/// Detects a layer that is applied twice on the way of a request, and so charges it twice. Counts
-/// the marked requests of a service.
+/// Detects a layer that a request passes twice, and that so charges it twice. Counts the marked
+/// requests of a service.
 #[derive(Default)]
 pub(crate) struct Watch(AtomicU32);
 
-/// The charges of a request so far, in its extensions. The addresses of a layer's limit and of its
-/// `count_if` identify the layer: a clone with another `count_if` differs.
+/// The charges of a request so far. The addresses of a layer's limit and of its `count_if` identify
+/// the layer: a clone with another `count_if` differs.
 #[derive(Default)]
 struct Charges(Vec<([usize; 2], Key)>);
 
@@ -296,7 +269,6 @@ impl Watch {
         self.0.load(Ordering::Relaxed) < MARKED
     }
 
-    /// Marks a request that was charged. If the same layer has marked it before, this is logged.
     pub(crate) fn mark(
         &self,
         limiter: &Limiter,

@@ -1,16 +1,13 @@
 //! The body of a refused request.
 //!
-//! HTTP/1 servers close a connection whose request was not read to its end, and a client that is
-//! still sending sees a broken pipe instead of the 429. HTTP/2 servers reset such a stream, and
-//! close the connection after many resets. So the layer reads and discards the rest of the body
-//! first. The bounds below keep a client from sending for ever.
+//! Why it is read is on the page of [`FixedWindowLayer`](crate::FixedWindowLayer#refused-uploads).
+//! The bounds below keep a client from sending for ever.
 //!
-//! A gRPC call and an extended CONNECT may go on for hours, and their clients read an answer that
-//! comes before they have sent all (S17). What they have sent by then is read all the same: of a
-//! thousand calls that were reset with a message on its way, hyper closes the connection.
+//! A gRPC call and an extended CONNECT may go on for hours, and their clients read an early answer
+//! (S17). What they have sent by then is read all the same: of a thousand calls that were reset
+//! with a message on its way, hyper closes the connection.
 //!
-//! The service accepts request bodies of any type, and can read only some of them. [`Drain::of`]
-//! names the types.
+//! Request bodies may have any type; [`Drain::of`] names those that can be read.
 
 use std::any::Any;
 use std::pin::Pin;
@@ -28,30 +25,26 @@ use crate::sync::{Instant, Sleep};
 
 /// The most bytes that are read. Beyond that, the 429 is not worth the traffic.
 const MAX_BYTES: u64 = 16 << 20;
-/// The most time that reading takes.
 const MAX_TIME: Duration = Duration::from_secs(30);
-/// The most time that reading takes if the client reads an early answer.
+/// If the client reads an early answer.
 const MAX_TIME_OF_A_CALL: Duration = Duration::from_millis(100);
 /// Reading ends when no data came for this long: the client may be waiting for the response.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
 /// The most frames in one poll, so that a body that always has data does not block other tasks.
 const MAX_FRAMES_OF_A_POLL: usize = 64;
 
-/// Reads bodies of one type, which is erased.
 #[derive(Clone)]
 pub(crate) struct Drain(Arc<dyn Any + Send + Sync>);
 
 type Read<B> = fn(Pin<&mut B>, &mut Context<'_>) -> Poll<Option<u64>>;
 
-/// Functions on bodies of type `B`.
 struct Reader<B> {
-    /// Returns the least number of bytes that are left, or `None` at the end of the body.
+    /// The least number of bytes left, or `None` at the end of the body.
     left: fn(&B) -> Option<u64>,
-    /// Polls a frame and returns its length, or `None` at the end of the body.
+    /// A frame's length, or `None` at the end of the body.
     read: Read<B>,
 }
 
-/// A body whose rest is being read.
 pub(crate) struct Rest<B> {
     body: Pin<Box<B>>,
     read: Read<B>,
@@ -78,7 +71,6 @@ impl Drain {
         drains.iter().find_map(|drain| drain.0.downcast_ref())
     }
 
-    /// Returns the body of a refused request, if its rest is to be read and one of `drains` can.
     pub(crate) fn rest<B: 'static>(drains: &[Self], parts: &Parts, body: B) -> Option<Rest<B>> {
         let reader = Self::reader(drains)?;
         // A client that waits for `100-continue` has sent nothing. A longer upload would exceed the
@@ -96,8 +88,6 @@ impl Drain {
     }
 }
 
-/// Returns whether the protocol lets the server answer before the end of the request, and its
-/// clients read that answer.
 fn reads_early_answer(parts: &Parts) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
@@ -110,7 +100,6 @@ fn reads_early_answer(parts: &Parts) -> bool {
 }
 
 impl<B> Rest<B> {
-    /// Is ready at the end of the body, or when a bound is reached.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let time = self.until.saturating_duration_since(Instant::now());
         if time.is_zero() {

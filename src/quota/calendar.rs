@@ -1,5 +1,5 @@
-//! Windows that follow a calendar (S35): days, weeks, months and years of a time zone, from a first
-//! day on. Their lengths differ, so windows have numbers.
+//! Windows of a calendar (S35): days, weeks, months and years of a time zone, from a first day on.
+//! Their lengths differ, so windows have numbers.
 
 use std::fmt;
 
@@ -27,7 +27,6 @@ pub enum Weekday {
 }
 
 impl Weekday {
-    /// The names in a quota's text.
     pub(super) const NAMES: [(&'static str, Self); 7] = [
         ("monday", Self::Monday),
         ("tuesday", Self::Tuesday),
@@ -39,14 +38,12 @@ impl Weekday {
     ];
 }
 
-/// A calendar: the period of its windows, and their time zone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Calendar {
     pub(super) period: Period,
     pub(super) zone: Zone,
 }
 
-/// The period of a calendar's windows, with the first day of each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Period {
     Day,
@@ -64,7 +61,6 @@ pub(crate) struct Span {
     pub(crate) end: i64,
 }
 
-/// The starts of consecutive windows, with the number of the first.
 #[cfg(feature = "redis")]
 #[derive(Debug)]
 pub(crate) struct Boundaries {
@@ -79,8 +75,7 @@ impl Calendar {
         Self { period, zone }
     }
 
-    /// Returns the window that contains an instant. Never inlined, so that grids need no stack for
-    /// it.
+    /// Never inlined, so that grids need no stack for it.
     #[inline(never)]
     pub(crate) fn around(self, at: i64) -> Span {
         let (start, end) = self.zone.recent().get(self.period.index());
@@ -95,15 +90,13 @@ impl Calendar {
         Span { start, end }
     }
 
-    /// Returns the number of the window that contains an instant. Windows are numbered in order,
-    /// without gaps.
+    /// Windows are numbered in order, without gaps.
     pub(crate) fn number(self, at: i64) -> i64 {
         let period = self.period_at(at);
         period - self.skipped_periods().partition_point(|skipped| *skipped < period) as i64
     }
 
-    /// Returns the start of the window of a number; the last instant for windows after the year
-    /// 9999.
+    /// The last instant for windows after the year 9999.
     pub(crate) fn boundary(self, number: i64) -> i64 {
         let mut period = number.min(MAX);
         for skipped in self.skipped_periods() {
@@ -112,26 +105,21 @@ impl Calendar {
         self.period_start(period)
     }
 
-    /// Returns the number of the window that contains `to`, counted from the one that contains
-    /// `from`.
     pub(crate) fn windows(self, from: i64, to: i64) -> i64 {
         self.number(to) - self.number(from)
     }
 
-    /// Returns how many windows there are from the one that contains `from` until `to`. A part of a
-    /// window before `to` counts as one.
+    /// A part of a window before `to` counts as one.
     pub(crate) fn windows_until(self, from: i64, to: i64) -> i64 {
         let last = self.number(to);
         last - self.number(from) + i64::from(self.boundary(last) < to)
     }
 
-    /// Returns the start of the `n`th window after the one that contains an instant.
     pub(crate) fn after(self, at: i64, n: i64) -> i64 {
         self.boundary(self.number(at).saturating_add(n))
     }
 
-    /// Returns the starts of `count` windows. The first is the one before the window that contains
-    /// an instant.
+    /// The first is the one before the window that contains an instant.
     #[cfg(feature = "redis")]
     pub(crate) fn boundaries(self, at: i64, count: i64) -> Boundaries {
         let first = self.number(at) - 1;
@@ -139,18 +127,16 @@ impl Calendar {
         Boundaries { first, last: self.number(MAX), starts }
     }
 
-    /// Returns a number that only this calendar has.
     pub(super) const fn id(self) -> u64 {
         self.zone.id() << 16 | self.period.index() as u64
     }
 
-    /// Returns the periods that have no window, in order.
     fn skipped_periods(self) -> &'static [i64] {
         // Only days can be skipped: a week without one of its days is still a window.
         if self.period == Period::Day { self.zone.skipped_days() } else { &[] }
     }
 
-    /// Returns the period that contains an instant, counted from 1970, skipped ones included.
+    /// Counted from 1970, skipped ones included.
     fn period_at(self, at: i64) -> i64 {
         let at = at.clamp(-MAX, MAX - 1);
         let day = self.zone.day_at(at.div_euclid(1_000)).min(LAST_DAY);
@@ -189,14 +175,12 @@ impl fmt::Display for Calendar {
 }
 
 impl fmt::Display for Weekday {
-    /// Writes the English name in small letters, as in a quota's text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(Self::NAMES[*self as usize].0)
     }
 }
 
 impl Period {
-    /// Returns how many days the longest period of this kind has.
     pub(super) const fn max_days(self) -> u64 {
         match self {
             Self::Day => 1,
@@ -215,7 +199,6 @@ impl Period {
         }
     }
 
-    /// Returns whether both periods are of one kind, perhaps with different first days.
     pub(super) const fn is_same_kind(self, other: Self) -> bool {
         matches!(
             (self, other),
@@ -226,7 +209,6 @@ impl Period {
         )
     }
 
-    /// Returns the period if its first day exists.
     pub(super) const fn validated(self) -> Result<Self, QuotaError> {
         let exists = match self {
             Self::Day | Self::Week(_) => true,
@@ -241,7 +223,6 @@ impl Period {
         if exists { Ok(self) } else { Err(QuotaError::FirstDay) }
     }
 
-    /// Returns the index of this period among [`RecentWindows::KINDS`].
     const fn index(self) -> usize {
         let kind = match self {
             Self::Day => 0,
@@ -253,7 +234,7 @@ impl Period {
         kind
     }
 
-    /// Returns the first day of the nth period since 1970, in days since the epoch.
+    /// Periods are counted from 1970, days from the epoch.
     fn first_day(self, n: i64) -> i64 {
         match self {
             Self::Day => n,
@@ -269,7 +250,6 @@ impl Period {
         }
     }
 
-    /// Returns the number of the period that contains a day.
     fn number_at(self, day: i64) -> i64 {
         let n = match self {
             Self::Day => return day,
@@ -284,12 +264,11 @@ impl Period {
     }
 }
 
-/// Returns how many days a month has.
 const fn days_in_month(year: i64, month: i64) -> i64 {
     first_of_month(year + month / 12, month % 12 + 1) - first_of_month(year, month)
 }
 
-/// Returns the first day of a month, in days since the epoch.
+/// In days since the epoch.
 const fn first_of_month(year: i64, month: i64) -> i64 {
     // Counted from March, so that the leap day is the last day of a year.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
@@ -300,7 +279,6 @@ const fn first_of_month(year: i64, month: i64) -> i64 {
     365 * year + leap + before - 719_468
 }
 
-/// Returns the year and the month of a day.
 fn month_of(day: i64) -> (i64, i64) {
     // Estimates by the mean year and a month of 31 days, which are then corrected.
     let mut year = 1_970 + (day * 400).div_euclid(146_097);

@@ -10,7 +10,6 @@ use serde::ser::{Serialize, Serializer};
 
 use super::{ParseQuotaError, Plan, Quota, QuotaError, Quotas, text};
 
-/// Reads a type that a configuration file may contain.
 struct QuotaVisitor<T> {
     expected: &'static str,
     /// `None` if the type can't be a list.
@@ -66,8 +65,7 @@ impl<'de, T: FromStr<Err = ParseQuotaError> + From<Quota>> Visitor<'de> for Quot
     }
 }
 
-/// Reads the text of a window in a table. A unit is required, since a number alone means seconds in
-/// some programs and milliseconds in others.
+/// A unit is required: a number alone means seconds in some programs and milliseconds in others.
 struct WindowText;
 
 impl<'de> DeserializeSeed<'de> for WindowText {

@@ -26,7 +26,6 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// The largest number of quotas in a set.
     pub(crate) const MAX: usize = 4;
 
     pub(super) const fn one(quota: Quota) -> Self {
@@ -48,13 +47,6 @@ impl Quotas {
 
     /// The same as [`and`](Self::and), for quotas from a database or a file.
     ///
-    /// ```
-    /// use tower_fixed_window::{Quota, QuotaError, Quotas};
-    ///
-    /// let error = Quotas::from(Quota::per_minute(5)).try_and(Quota::per_minute(10)).unwrap_err();
-    /// assert_eq!(error, QuotaError::EqualWindows);
-    /// ```
-    ///
     /// # Errors
     /// [`QuotaError::TooMany`] or [`QuotaError::EqualWindows`].
     pub const fn try_and(mut self, quota: Quota) -> Result<Self, QuotaError> {
@@ -74,13 +66,12 @@ impl Quotas {
         Ok(self)
     }
 
-    /// Returns whether a charge of this cost can ever pass (S8).
+    /// Whether this cost can ever pass (S8).
     pub(crate) fn can_grant(&self, cost: u64) -> bool {
         self.iter().all(|quota| cost == 0 || quota.limit > 0 && cost <= quota.capacity)
     }
 
-    /// Returns these quotas with each replaced by the one of `current` that has the same counter,
-    /// if there is one.
+    /// Replaces each quota by the one of `current` with the same counter, if there is one.
     pub(crate) fn updated(mut self, current: &Quotas) -> Self {
         for quota in &mut self.quotas {
             if let Some(current) = current.iter().find(|current| current.same_counter(quota)) {

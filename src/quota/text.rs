@@ -19,7 +19,6 @@ const UNITS: [(u64, &[&str]); 6] = [
     (1, &["ms"]),
 ];
 
-/// The text of a plan without quotas.
 const UNLIMITED: &str = "unlimited";
 
 impl FromStr for Quota {
@@ -71,20 +70,13 @@ impl FromStr for Plan {
     }
 }
 
-/// Parses a window with its options: the text after the slash.
 #[cfg(feature = "serde")]
 pub(super) fn windows(limit: u64, text: &str) -> Result<Quota, ParseQuotaError> {
     Parser { text, at: 0 }.parse_all(|p| p.windows(limit, 0))
 }
 
-/// Why a text is not a quota: what was expected, and at which column.
-///
-/// ```
-/// use tower_fixed_window::Quotas;
-///
-/// let error = "5/minute, 5/fortnight".parse::<Quotas>().unwrap_err();
-/// assert!(error.to_string().contains("column 13: expected a unit"));
-/// ```
+/// Why a text is not a quota: what was expected, and at which column, as in the example of
+/// [`Quota::from_str`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseQuotaError {
     text: String,
@@ -135,7 +127,6 @@ const A_UNIT: &str = "a unit: ms, s, minute, hour, day or week";
 const A_NUMBER: &str = "a whole number of at most 2^53 - 1";
 
 impl<'a> Parser<'a> {
-    /// Parses the text as a whole: nothing may follow.
     fn parse_all<T>(mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         self.skip_space();
         let value = parse(&mut self)?;
@@ -172,7 +163,6 @@ impl<'a> Parser<'a> {
         self.windows(limit, start)
     }
 
-    /// Parses a window with its options. `start` is where the limit begins.
     fn windows(&mut self, limit: u64, start: usize) -> Parsed<Quota> {
         let at = self.at;
         let (window, period) = match self.period() {
@@ -264,7 +254,6 @@ impl<'a> Parser<'a> {
         Ok(&rest[..name])
     }
 
-    /// Parses `month` or `year`.
     fn period(&mut self) -> Option<Period> {
         let rest = self.rest();
         let word = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
@@ -315,7 +304,6 @@ impl<'a> Parser<'a> {
         &self.text[self.at..]
     }
 
-    /// Skips this token, and returns whether it was there.
     fn eat(&mut self, token: &str) -> bool {
         let found = self.rest().starts_with(token);
         self.at += if found { token.len() } else { 0 };
@@ -337,8 +325,7 @@ impl<'a> Parser<'a> {
 }
 
 impl fmt::Display for Quota {
-    /// Writes the form that is parsed: `60/minute`, `5/10s`, `60/hour from-first-request`, `100/day
-    /// in Asia/Tokyo`.
+    /// Writes the form that is parsed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.rate())?;
         let aligned = if self.window == WEEK_MS { MONDAY_MS } else { 0 };

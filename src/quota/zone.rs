@@ -1,8 +1,8 @@
 //! Time zones, and when a day begins in them: [`Zone`].
 //!
 //! A quota is `Copy` and is compared in a `const`, so a zone is a pointer to data that is loaded
-//! once for each name and kept for the life of the process. Thus a process has one edition of the
-//! zone data. Only this file uses `jiff`.
+//! once for each name and kept for the life of the process, which thus has one edition of the zone
+//! data. Only this file uses `jiff`.
 
 use std::collections::BTreeMap;
 #[cfg(not(feature = "time-zones"))]
@@ -28,7 +28,6 @@ const NEAR: i64 = 20 * CYCLE;
 /// The end of the search for skipped days, in 2100. Later changes repeat the rules of until then.
 const SKIPPED_UNTIL: i64 = 4_102_444_800;
 
-/// A time zone.
 #[derive(Clone, Copy)]
 pub(super) struct Zone(Option<&'static LoadedZone>);
 
@@ -42,7 +41,6 @@ struct LoadedZone {
     recent: RecentWindows,
 }
 
-/// The loaded zones, by their names in the database.
 static LOADED: RwLock<BTreeMap<&str, &LoadedZone>> = RwLock::new(BTreeMap::new());
 
 static RECENT_UTC: RecentWindows = RecentWindows::new();
@@ -50,7 +48,7 @@ static RECENT_UTC: RecentWindows = RecentWindows::new();
 impl Zone {
     pub(super) const UTC: Self = Self(None);
 
-    /// Returns the zone of an IANA name, in upper or lower case.
+    /// An IANA name in upper or lower case.
     pub(super) fn named(name: &str) -> Result<Self, QuotaError> {
         if name.eq_ignore_ascii_case("UTC") {
             return Ok(Self::UTC);
@@ -91,22 +89,19 @@ impl Zone {
         self.0.map_or("UTC", |zone| &zone.name)
     }
 
-    /// Returns the day that the zone's clock shows at an instant, in days since the epoch. Instants
-    /// are in seconds.
+    /// The day that the zone's clock shows, since the epoch; instants are in seconds.
     pub(super) fn day_at(self, at: i64) -> i64 {
         let Some(zone) = self.0 else { return at.div_euclid(DAY) };
         let cycles = whole_cycles(at.div_euclid(DAY)) * DAY;
         (at + zone.rules.offset(at - cycles)).div_euclid(DAY)
     }
 
-    /// Returns the first instant at which the zone's clock shows this day or a later one.
     pub(super) fn first_instant(self, day: i64) -> i64 {
         let Some(zone) = self.0 else { return day * DAY };
         let cycles = whole_cycles(day);
         first_instant(&zone.rules, day - cycles) + cycles * DAY
     }
 
-    /// Returns the days that the zone's clock never showed, in order.
     pub(super) fn skipped_days(self) -> &'static [i64] {
         self.0.map_or(&[], |zone| &zone.skipped)
     }
@@ -116,12 +111,12 @@ impl Zone {
     }
 }
 
-/// Returns the number of a zone, from its name: counters that outlive the process are found by it.
+/// Counters that outlive the process are found by this number.
 fn zone_id(name: &str) -> u64 {
     (fnv_1a(FNV_1A, name.bytes()) >> 24) + 1
 }
 
-/// Returns by how many days, whole cycles, a day is moved so that the database knows its rules.
+/// By how many days, whole cycles, a day is moved so that the database knows its rules.
 fn whole_cycles(day: i64) -> i64 {
     let beyond = (day.abs() - NEAR).max(0) as u64;
     day.signum() * beyond.div_ceil(CYCLE as u64) as i64 * CYCLE
@@ -173,23 +168,21 @@ impl fmt::Debug for Zone {
     }
 }
 
-/// The last window of each kind that was looked up, so that its boundaries are computed once and
-/// not for each request.
+/// The last window of each kind that was looked up, so that boundaries are not computed for each
+/// request.
 pub(super) struct RecentWindows([AtomicU64; RecentWindows::KINDS]);
 
 impl RecentWindows {
-    /// The kinds of windows: days, weeks by weekday, months by day, years by month and day.
     pub(super) const KINDS: usize = 1 + 7 + 31 + 12 * 31;
-    /// The bits of a window's length. Start and length in seconds share one number, so that both
-    /// are of the same window. No window has 2^25 seconds, and the year 9999 ends before 2^38.
+    /// Start and length in seconds share one number, so that both are of the same window. No window
+    /// has 2^25 seconds, and the year 9999 ends before 2^38.
     const LENGTH: u32 = 25;
 
     const fn new() -> Self {
         Self([const { AtomicU64::new(0) }; Self::KINDS])
     }
 
-    /// Returns the start and the end of the last window, in milliseconds; both are 0 if there was
-    /// none.
+    /// The last window in milliseconds; both are 0 if there was none.
     #[inline]
     pub(super) fn get(&self, kind: usize) -> (i64, i64) {
         let seen = self.0[kind].load(Ordering::Relaxed);
@@ -206,13 +199,12 @@ impl RecentWindows {
     }
 }
 
-/// The rules of one zone, from the time zone database: how far its clock is ahead of UTC, and when
-/// that changes. Instants are seconds since the epoch.
+/// From the time zone database: how far a zone's clock is ahead of UTC, in seconds, and when that
+/// changes. Instants are seconds since the epoch.
 struct Rules(TimeZone);
 
 #[cfg(feature = "time-zones")]
 impl Rules {
-    /// Returns the rules of a zone by its name in upper or lower case, and the database's spelling.
     fn named(name: &str) -> Result<(Self, String), QuotaError> {
         let database = tz::db();
         let found = database.get(name).ok().filter(|zone| !zone.is_unknown());
@@ -223,12 +215,11 @@ impl Rules {
         }
     }
 
-    /// Returns how many seconds the clock is ahead of UTC.
     fn offset(&self, at: i64) -> i64 {
         self.0.to_offset(timestamp(at)).seconds().into()
     }
 
-    /// Returns the changes after an instant, in order: each with its time and the new offset.
+    /// The changes after an instant in order, each with its time and the new offset.
     fn changes(&self, after: i64) -> impl Iterator<Item = (i64, i64)> {
         let changes = self.0.following(timestamp(after));
         changes.map(|change| (change.timestamp().as_second(), change.offset().seconds().into()))
@@ -243,8 +234,6 @@ fn timestamp(second: i64) -> jiff::Timestamp {
     let (min, max) = (Timestamp::MIN.as_second(), Timestamp::MAX.as_second());
     Timestamp::from_second(second.clamp(min, max)).unwrap_or_default()
 }
-
-/// No rules: without the feature there is no time zone database.
 
 #[cfg(not(feature = "time-zones"))]
 impl Rules {

@@ -11,19 +11,15 @@ use crate::limits::Limiter;
 use crate::middleware::cost::Costs;
 use crate::store::{Account, OwnedAccount, Reply, StoreError};
 
-/// The cost that a charge is corrected to.
 #[derive(Clone)]
 pub(super) enum Actual {
-    /// Nothing: all tokens are returned.
     Nothing,
     /// The true costs of the settled limits. Other limits keep their charges.
     Costs(Costs),
 }
 
-/// Corrects a charge of these lines after its request has ended.
 pub(super) struct Correction(pub(super) Vec<Charged>);
 
-/// A line that was charged.
 pub(super) struct Charged {
     pub(super) limiter: Limiter,
     pub(super) account: OwnedAccount,
@@ -32,7 +28,6 @@ pub(super) struct Charged {
 }
 
 impl Actual {
-    /// Returns the cost to which a limit's charge of `granted` tokens is corrected.
     pub(super) fn of(&self, limiter: &Limiter, granted: u64) -> u64 {
         match self {
             Self::Nothing => 0,
@@ -45,7 +40,6 @@ impl Actual {
 }
 
 impl Charged {
-    /// Corrects the charge, and returns the decision after the correction.
     pub(super) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
         let limiter = &self.limiter;
         let actual = actual.of(limiter, decision.granted());
@@ -53,7 +47,7 @@ impl Charged {
         (settled, decision.clone().with_cost(actual))
     }
 
-    /// Refunds a charge that was not reported.
+    /// For a charge that was not reported.
     fn give_back(&self, decision: &Decision) -> Reply<()> {
         self.adjust(|account| self.limiter.give_back(account, decision))
     }
@@ -72,7 +66,6 @@ impl Charged {
 }
 
 impl Correction {
-    /// Corrects all lines, and returns the decision after the corrections.
     pub(super) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
         let mut replies = Vec::new();
         let corrected = decision.clone().map_lines(|place, of| {
@@ -83,7 +76,6 @@ impl Correction {
         (Reply::all(replies), corrected)
     }
 
-    /// Refunds all lines of a request that was not reported.
     pub(super) fn give_back(&self, decision: &Decision) -> Reply<()> {
         let lines = self.0.iter().enumerate();
         let returned =
@@ -131,8 +123,8 @@ impl AsideCharge {
     }
 }
 
-/// A decision that the store has not made yet. If it is dropped, a charge that was not sent is
-/// withdrawn, and a charge that was sent is refunded where that is promised (S14).
+/// If this is dropped, a charge that was not sent is withdrawn, and one that was sent is refunded
+/// where that is promised (S14).
 pub(crate) struct PendingDecision {
     reply: Option<Reply<Decision>>,
     sent: bool,

@@ -14,26 +14,21 @@ use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
 use crate::store::{Reply, StoreError};
 use crate::sync::Instant;
 
-/// A request's place in the queue, and its charge.
 pub(super) struct Waiting {
     place: Place,
     arrived: Instant,
-    /// The charge, while the store decides it.
     asked: Option<PendingDecision>,
-    /// The answer, until those before the request have gone. Tokens are returned if it is dropped.
+    /// Until those before the request have gone. Tokens are returned if it is dropped.
     answer: Option<Result<Decision, StoreError>>,
-    /// The return of its tokens, until the store has them.
     returning: Option<Reply<()>>,
 }
 
 impl<J> LimitedRequest<J> {
-    /// Returns whether the request may have to wait: it asks for something that can be granted.
     pub(super) fn may_wait(&self) -> bool {
         self.lines().any(|line| line.cost > 0)
             && self.lines().all(|line| self.quotas_of(line).can_grant(line.cost))
     }
 
-    /// Puts the request in the line of its key, or of its combination of keys.
     #[inline(never)]
     pub(super) fn join_queue(&mut self, parts: &Parts, arrived: Option<Instant>) -> Next {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
@@ -60,8 +55,6 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// Returns whether the store decides the charge of a request in the queue, which then keeps its
-    /// service ready.
     pub(crate) fn is_asking(&self) -> bool {
         self.waiting().is_some_and(|of| of.asked.is_some())
     }
@@ -70,12 +63,10 @@ impl<J> LimitedRequest<J> {
         self.rare.as_ref()?.waiting.as_ref()
     }
 
-    /// Returns whether the request is being charged, or has its answer and has not gone.
     fn is_charged(&self) -> bool {
         self.waiting().is_some_and(|of| of.asked.is_some() || of.answer.is_some())
     }
 
-    /// Returns whether the request waits for a limit that is in shadow mode by now.
     fn waits_for_shadow(&self) -> bool {
         self.lines().any(|line| {
             let limiter = &self.settings_of(line).limiter;
@@ -85,8 +76,7 @@ impl<J> LimitedRequest<J> {
         })
     }
 
-    /// Charges the request, since it is its turn and its service is ready. Returns the next step if
-    /// that is not to wait for the answer in the queue.
+    /// `None`: the request waits for the answer in the queue.
     pub(crate) fn ask(&mut self, parts: &Parts) -> Option<Next> {
         let mut waiting = self.rare.as_mut().and_then(|rare| rare.waiting.take())?;
         if self.waits_for_shadow() {
@@ -108,7 +98,6 @@ impl<J> LimitedRequest<J> {
         None
     }
 
-    /// Waits for the request's turn, for its answer, and for those before it.
     /// [`Next::Wait`]: it was refused, and goes on waiting without its service.
     pub(crate) fn poll_queue(
         &mut self,
@@ -161,7 +150,6 @@ impl<J> LimitedRequest<J> {
         })
     }
 
-    /// Returns the tokens of a request that was granted and has not gone.
     pub(super) fn give_back_granted(&mut self) -> Option<Reply<()>> {
         let waiting = self.rare.as_mut()?.waiting.as_mut()?;
         let decision = waiting.answer.take()?.ok()?;
@@ -183,8 +171,6 @@ impl<J> LimitedRequest<J> {
         (0..self.count()).map(|place| *self.quotas_of(self.line(place))).collect()
     }
 
-    /// Replaces the settings if they have changed while the request waited. Returns whether they
-    /// have.
     fn renew(&mut self) -> bool {
         let shared = &self.current.shared;
         let changed = !self.current.is_current_now();
@@ -194,7 +180,6 @@ impl<J> LimitedRequest<J> {
         changed
     }
 
-    /// Leaves the queue, so that it is the next request's turn.
     #[inline]
     pub(crate) fn leave_queue(&mut self) {
         #[inline(never)]
