@@ -31,7 +31,7 @@ pages! {
     moving: "../docs/moving.md";
 }
 
-/// The rules by number, S1 to S41, are published with the suite that checks stores against them: see
+/// The rules by number, S1 to S41, are published with the suite that checks stores against them:
 /// [`tower_fixed_window_conformance::rules`].
 ///
 /// [`tower_fixed_window_conformance::rules`]:
