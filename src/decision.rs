@@ -121,7 +121,7 @@ struct LineDetails {
 /// no line.
 #[derive(Clone, Default)]
 struct DecidedLines {
-    /// A line that could own all of this again would be dropped by a call.
+    /// Not [`Details`]: a recursive type is dropped by a function call.
     all: [Option<(DecidedLine, Option<Box<LineDetails>>)>; MAX_LIMITS],
     governing: u8,
 }

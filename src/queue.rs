@@ -1,7 +1,7 @@
 //! Requests that wait for their turn, in order of arrival (S13).
 //!
 //! Nothing is taken for a request that waits. When it is its turn, it is charged as it would be
-//! without a queue; only a refusal does not end it:
+//! without a queue, except that it goes on waiting after a refusal:
 //!
 //! ```text
 //!          due, and the service is ready          answer: it passes
@@ -11,10 +11,10 @@
 //!            └─────────────────────────────┴───────────────────────────┘ was refused
 //! ```
 //!
-//! - A `Line` has the requests of a key; in a layer of several limits, of a combination of keys. It
-//!   exists while a request is in it. No task drives it: each request has a `Place`, with a waker
-//!   and a timer, and does what is its turn when it is polled. So no runtime that ends, or that
-//!   stands still, holds up the others.
+//! - A `WaitingLine` has the requests of a key; in a layer of several limits, of a combination of
+//!   keys. It exists while a request is in it. No task drives it: each request has a `Place`, with
+//!   a waker and a timer, and acts when it is polled, so that a runtime that ends or stalls delays
+//!   no other.
 //! - *Asking.* The first request that waits asks, if by the [`LastAnswer`](line::LastAnswer) its
 //!   tokens can pass beside those in flight. So a line asks once at a window's start, and then as
 //!   many at a time as there is room for, without waiting for each other's answers.
@@ -26,7 +26,7 @@
 //!   `max_wait`.
 //! - *Time.* A request is due at the time that the last answer gives, or a second after it, then
 //!   after twice as long each time: tokens may have come back, here or on another node. On a shared
-//!   store, old heads go first.
+//!   store, the node whose first request is oldest asks first.
 //! - *Unpolled requests.* Others pass a request that is not polled within 100 ms when it is its
 //!   turn. It keeps its place.
 //!

@@ -562,7 +562,7 @@ impl Limiter {
     }
 
     /// Switches [shadow mode](crate::Limit::shadow) on or off, for all layers of this limiter, as
-    /// in the example there. Without HTTP, decisions only tell.
+    /// in the example there. Without HTTP this changes nothing: your code acts on the decision.
     pub fn set_shadow(&self, shadow: bool) {
         self.change(Change::Shadow, |changes| changes.shadow.set(shadow));
     }

@@ -1,5 +1,9 @@
-//! What happened to the lines of a charge, told once: to the log and the metrics, to warnings, and
-//! to the counts of refused keys.
+//! Reports each line of a charge once: to the log and the metrics, to warnings, and to the counts
+//! of refused keys.
+//!
+//! A limit without warnings and counts of refused keys costs each request the look at one `bool` of
+//! its limiter, `is_watched`. With a warning, a request that reaches no share costs a comparison
+//! for each share and quota.
 
 use http::request::Parts;
 

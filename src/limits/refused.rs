@@ -97,7 +97,7 @@ impl Tracker {
         Self { samples_until: AtomicI64::new(i64::MIN), quarters }
     }
 
-    /// As how many a refusal counts, if it does.
+    /// How much a refusal counts for, if it is counted.
     #[inline]
     pub(super) fn weight(&self, decision: &Decision) -> Option<u64> {
         if decision.now_ms() >= self.samples_until.load(Ordering::Relaxed) {

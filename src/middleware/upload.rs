@@ -4,8 +4,8 @@
 //! The bounds below keep a client from sending for ever.
 //!
 //! A gRPC call and an extended CONNECT may go on for hours, and their clients read an early answer
-//! (S17). What they have sent by then is read all the same: of a thousand calls that were reset
-//! with a message on its way, hyper closes the connection.
+//! (S17). What they have sent by then is read all the same: hyper closes the connection after a
+//! thousand calls that were reset with a message on its way.
 //!
 //! Request bodies may have any type; [`Drain::of`] names those that can be read.
 

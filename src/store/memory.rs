@@ -4,6 +4,12 @@
 //! entry of the shard's table. A table doubles when it is full of keys whose windows run, up to its
 //! part of `max_keys`. After that, new keys share entries. Shards are small, so that no charge
 //! waits long while one grows. The key that a shard refused last is refused again without the lock.
+//!
+//! - `charging`: a charge, on the short path or over all of its lines, in `locked` shards.
+//! - `shard`: a table of entries of single keys, and one of entries that keys share. `last_refused`
+//!   is the copy that needs no lock; `time` reads the clock.
+//! - `saved`: a thread that saves the counters of all shards to a file, in the `format` of that
+//!   file.
 
 use std::fmt;
 use std::sync::Arc;

@@ -44,8 +44,8 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 ///
 /// Each decision is one round trip: a script reads the server's clock and charges all quotas of a
 /// key atomically. So counts are exact for any number of nodes, whatever their clocks show.
-/// Up to 128 concurrent decisions share a call, and are decided in order of arrival; the distance
-/// to the server limits the calls in flight.
+/// Concurrent decisions share a call, up to 128 keys of them, and are decided in order of arrival.
+/// The distance to the server limits the calls in flight.
 ///
 /// ```no_run
 /// use std::time::Duration;

@@ -10,14 +10,15 @@
 //!                       store
 //! ```
 //!
-//! 1. *Look*: known counts refuse, under one lock. This ends the charge.
+//! 1. *Look*: if known counts refuse the charge, it ends here.
 //! 2. *Ask*: a call to the store, if the breaker lets one pass. It ends by the deadline.
 //! 3. *Note*: the breaker and the log hear of the answer, and a refusal is remembered, unless the
 //!    key has changed meanwhile.
 //! 4. *Stand in*: while the store fails, the fallback counts, or the caller gets the error.
 //!
-//! Peeks begin at 2. Corrections and resets are calls, too. When they begin and when they end, a
-//! correction forgets the refusals of its key, and a reset forgets all facts.
+//! Peeks begin at 2. Corrections and resets are calls, too: each forgets what is known of its key
+//! when it begins, and again when it ends. The layer answers an error by 503, or lets the request
+//! pass (`middleware/request`).
 //!
 //! The nouns, which stand here or in the file of their name:
 //!
@@ -67,7 +68,7 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 /// Clones share what is known and the memory, so a reset through one layer takes effect in all.
 /// Make one `Remote` for a store, and clones of it for layers, also for those with other settings.
 ///
-/// `S` is what one kind of store lets its users set besides, as `RedisStore` does.
+/// `S` has the settings of one kind of store, such as `RedisStore`.
 ///
 /// ```
 /// use std::time::Duration;

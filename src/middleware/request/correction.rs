@@ -1,4 +1,5 @@
 //! Charges that are corrected when their request has ended, or was dropped while the store decided.
+//! The page of `middleware` says what is returned for a dropped request.
 
 use std::future::Future;
 use std::mem;

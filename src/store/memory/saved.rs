@@ -1,7 +1,9 @@
 //! Counts that outlive the process: [`MemoryStore::open`].
 //!
-//! A thread saves them, at an interval, on request, and when the store is dropped. One process at a
-//! time has the file, and replaces it whole or not at all.
+//! What is saved: the entries whose windows run, each shard's times, and the quotas that each scope
+//! was charged under (`format`). When: at an interval, at `save`, and when the last clone of the
+//! store is dropped, by a thread. If nothing has changed, the file stays. One process at a time has
+//! it, and replaces it whole or not at all.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};

@@ -1,4 +1,16 @@
-//! Calls of the server, which decisions share, and which end in time (S32): [`Calls`].
+//! Calls to the server (S32): [`Calls`].
+//!
+//! ```text
+//! charge ──> a question ──> `gather`: waits while as many calls ──> `call`: one round trip, by
+//!            (`script`)     are in flight as the distance asks      the deadline of its callers
+//! ```
+//!
+//! A call has at most 128 keys: of several charges, and a charge of several limits has a key for
+//! each, which stay together. Corrections and resets have a call of their own, and so has each
+//! charge in a cluster, where keys may be on different servers.
+//!
+//! A question whose caller is gone before it is sent is not sent. Each runtime has its own
+//! connection and calls, as another runtime may end.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -60,7 +72,7 @@ impl Calls {
         self.clock.as_ref().map(|clock| instant(clock.now_ms()))
     }
 
-    /// Asks once more if the boundaries of calendars were not around the server's time.
+    /// Asks once more if the server's time was outside of the calendars' boundaries.
     async fn ask_server(&self, question: impl Fn() -> Question) -> Result<Answer, StoreError> {
         let now = Instant::now();
         let until = now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER);

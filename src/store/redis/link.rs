@@ -14,8 +14,18 @@
 //!             └──> wait, until a task has an answer or patience ends <── silent, closed, replica
 //! ```
 //!
-//! - `Link`: what calls ask for a connection, and tell its outcome. `Connection`: what one call
-//!   sends over (here).
+//! Another connection is made ([`Upkeep::renew`](upkeep::Upkeep::renew)):
+//!
+//! - at the first call, and when a call finds its shard lost and no task at work;
+//! - when a call ended by an I/O error, a replica's refusal or another error that the connection
+//!   does not outlive, or had no answer while nothing else was answered since it was sent;
+//! - when an idle connection does not answer a check, or a cluster's slots have moved to a node
+//!   that this connection does not know.
+//!
+//! Attempts go on, with growing pauses, until one is good or no call has asked for a second.
+//!
+//! - `Link`: gives calls a connection, and notes how each call ended. `Connection`: what one call
+//!   sends over (both here).
 //! - `Upkeep`: the connection of a link, its `Status`, and the tasks that check it and make others.
 //! - `Shards`: the parts of a cluster, each with its `Health`. Any other store is a single shard.
 //! - `Origin`: where connections come from, common to all runtimes. `Handle`: a connection of the

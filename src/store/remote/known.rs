@@ -1,9 +1,9 @@
 //! What a process knows of the counts of a store elsewhere (S34): [`Known`], a bounded table behind
-//! locks. What finds no room in it is not known.
+//! locks. A count that finds no room is not remembered.
 //!
 //! A refusal is remembered as the states that it was decided on. Later charges are decided on them
 //! anew, under their own quotas: as counts only grow while their window runs, the store would
-//! refuse what they refuse. What would pass here is for the store to decide.
+//! refuse what they refuse. Otherwise the store decides.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

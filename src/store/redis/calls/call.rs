@@ -1,4 +1,4 @@
-//! Makes one call of the server, in a task of its own: [`call_server`].
+//! Makes one call to the server, in a task of its own: [`call_server`].
 //!
 //! The task keeps the deadline, reports the outcome to the link and the breaker, answers its
 //! callers, and ends whether or not they still wait. The question of a caller that is gone before
@@ -93,8 +93,8 @@ async fn send_and_resend(
     let mut brings_script = false;
     loop {
         let now = Instant::now();
-        // What was sent once, and met no script, no longer depends on whether its caller waits: or
-        // impatient callers would never bring the script, nor find out that this is a replica.
+        // After a missing script, a question is sent again even if its caller is gone. Otherwise
+        // callers with short deadlines would never load the script, nor find a replica out.
         let is_wanted = |waiting: &QueuedQuestion| match brings_script {
             true => now < waiting.until,
             false => waiting.is_wanted(now),
@@ -137,7 +137,7 @@ async fn send_and_resend(
             continue;
         }
         match answers {
-            // Behind a proxy, it may have been loaded elsewhere: so the charge itself brings it.
+            // Behind a proxy, another server may have it, so the charge is sent with the script.
             Err(error) if error.kind() == MISSING_SCRIPT && !brings_script => brings_script = true,
             mut answers => {
                 name_missing(&mut answers, connection).await;

@@ -30,11 +30,11 @@ const YIELDS: usize = 3;
 const MAX_BATCH: usize = 128;
 /// In flight at any distance: with one, the server would be idle while its answer travels.
 const MIN_CALLS: usize = 2;
-/// Another call may be in flight for each such part of a round trip: so one can be sent in each.
+/// One more call may be in flight for each such part of a round trip.
 const INTERVAL: Duration = Duration::from_micros(50);
 /// Before the distance is known.
 const UNMEASURED: usize = 1_024;
-/// In flight beyond that if the next call is full: it gains nothing by waiting.
+/// In flight beyond that for full calls, which gain nothing by waiting.
 const MORE_IF_FULL: usize = 4;
 /// How long the least round trip is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
