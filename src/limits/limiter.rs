@@ -263,14 +263,11 @@ impl Limiter {
         actual: u64,
     ) -> Reply<()> {
         let ReceiptLine { account, own } = line;
-        match self.quotas_now(account.as_account().key()) {
-            Ok(quotas) if !own => {
-                let account = account.clone().updated(&quotas);
-                self.settle_account(account.as_account(), decision, actual)
-            }
-            // A plan's quotas or the key's own stay.
-            _ => self.settle_account(account.as_account(), decision, actual),
+        if *own {
+            return self.settle_account(account.as_account(), decision, actual);
         }
+        let account = account.clone().updated(&self.quotas());
+        self.settle_account(account.as_account(), decision, actual)
     }
 
     pub(crate) fn settle_account(

@@ -166,6 +166,19 @@ async fn a_correction_after_a_keys_own_quotas_have_ended() {
     assert_eq!(base.peek("alice").await.expect("it answers").used(), 0, "the key's own quotas");
 }
 
+#[tokio::test]
+async fn a_correction_after_a_key_has_got_quotas_of_its_own() {
+    let clock = ManualClock::at_ms(TURN);
+    let base = Quota::per_minute(100).name("far").store(MemoryStore::new().clock(clock.clone()));
+    let receipt = base.charge("alice", 50).await.expect("it answers").expect("it passes");
+    let until = UNIX_EPOCH + Duration::from_millis(TURN + 120_000);
+    base.set_key_quotas_until("alice", Quota::per_minute(10), until);
+    base.settle(receipt, 90).await.expect("it answers");
+    clock.set_ms(TURN + 60_000);
+    let used = base.peek("alice").await.expect("it answers").used();
+    assert_eq!(used, 0, "by the limit's quotas, which decided: no debt");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_clone_with_a_longer_deadline_waits_as_long_as_it_says() {
     let database = Database::start();
