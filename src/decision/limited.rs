@@ -133,11 +133,12 @@ impl Decision {
     /// When further tokens of one limit could all have passed, at the earliest. The decision has
     /// one line.
     pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u64) -> i64 {
-        let starts = quotas
-            .iter()
-            .enumerate()
-            .map(|(i, quota)| self.covering_window_of(i, quota, tokens).start);
-        starts.max().unwrap_or(self.line.now)
+        let at = |(i, quota)| {
+            let start = self.covering_window_of(i, quota, tokens).start;
+            // A window that runs may begin later than now, if the clock has stepped back (S4).
+            if start < self.usage()[i].end() { self.line.now } else { start }
+        };
+        quotas.iter().enumerate().map(at).max().unwrap_or(self.line.now)
     }
 
     /// The refusal, `later` milliseconds after this decision, of a request that would have to wait

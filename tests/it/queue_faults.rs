@@ -22,9 +22,11 @@ use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
 use tower_fixed_window::store::{Remote, Reply};
-use tower_fixed_window::{Clock, FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{
+    Clock, FixedWindowLayer, Key, Limit, Limits, ManualClock, MemoryStore, Quota, Quotas,
+};
 
-use crate::support::{FarStore, get, limiter_of, paused_clock};
+use crate::support::{FarStore, MINUTE_MS, get, limiter_of, paused_clock};
 
 const LONG: Duration = Duration::from_secs(48 * 3_600);
 
@@ -547,4 +549,20 @@ async fn a_request_keeps_its_place_when_a_shadow_mode_has_ended() {
         ends.push(all.map(|end| end.expect("no panic")));
     }
     assert_eq!(ends, [[(200, 0), (200, 20), (200, 40)]; 2]);
+}
+
+/// After a step back, a window that runs may begin later than now (S4).
+#[tokio::test(start_paused = true)]
+async fn a_limit_with_room_is_no_reason_to_wait_when_the_clock_has_stepped_back() {
+    let clock = ManualClock::at_ms(MINUTE_MS + 10_500);
+    let limit = |tokens, window, name| Quota::new(tokens, window).name(name).key(Key::global());
+    let limits = Limits::new([limit(1, ms(1_000), "short"), limit(9, ms(10_000), "long")])
+        .store(MemoryStore::new().clock(clock.clone()));
+    let service = boxed(&FixedWindowLayer::new(limits).queue(10, ms(5_000)));
+    assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
+    clock.set_ms(MINUTE_MS + 2_300);
+    let waiting = tokio::spawn(status(service.oneshot(get("/"))));
+    sleep(ms(1)).await;
+    clock.set_ms(MINUTE_MS + 3_000);
+    assert_eq!(waiting.await.expect("no panic"), 200, "a second begins after 0.7 s");
 }
