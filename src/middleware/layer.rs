@@ -236,26 +236,6 @@ impl<J> FixedWindowLayer<J> {
     /// the handler or a closure of this layer panicked. If a remote store is still deciding, a task
     /// refunds the charge (feature `tokio`), as for [`count_if`](Self::count_if). Use this only if
     /// such requests are cheap: a client can start work and disconnect, again and again.
-    ///
-    /// ```
-    /// use std::convert::Infallible;
-    /// use std::future::pending;
-    /// use axum::body::Body;
-    /// use http::{Request, Response};
-    /// use tower::{Layer, Service, service_fn};
-    /// use tower_fixed_window::testing::block_on;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
-    ///
-    /// let limiter = Limiter::new(Quota::per_minute(5).key(Key::global()));
-    /// let layer = FixedWindowLayer::new(&limiter).refund_dropped();
-    /// let slow = |_: Request<Body>| pending::<Result<Response<Body>, Infallible>>();
-    ///
-    /// let response = layer.layer(service_fn(slow)).call(Request::default());
-    /// assert_eq!(block_on(limiter.peek(Key::global()))?.used(), 1);
-    /// drop(response);
-    /// assert_eq!(block_on(limiter.peek(Key::global()))?.used(), 0);
-    /// # Ok::<_, tower_fixed_window::StoreError>(())
-    /// ```
     pub fn refund_dropped(mut self) -> Self {
         self.options.refund_dropped = true;
         self
