@@ -62,8 +62,8 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
     with the store's prefix";
 
 /// A store that is called over a network, or that can fail, with what its limiters need for that: a
-/// deadline and a breaker (S32), memory that counts while the store fails (S33), and what this
-/// process knows of its counts (S34).
+/// deadline and a breaker, memory that counts while the store fails, and what this process knows of
+/// its counts ([rules](crate::guide::semantics#stores)).
 ///
 /// Clones share what is known and the memory, so a reset through one layer takes effect in all.
 /// Make one `Remote` for a store, and clones of it for layers, also for those with other settings.
