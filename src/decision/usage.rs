@@ -91,9 +91,10 @@ impl Usage {
         self.end
     }
 
+    /// Returns the count as a store keeps it: below 0 while saved tokens are left.
     #[inline]
-    pub(crate) fn count(&self) -> (i64, i64) {
-        (self.start, self.used)
+    pub(crate) fn count(&self) -> i64 {
+        self.used
     }
 }
 

@@ -448,6 +448,17 @@ async fn a_debt_is_remembered_until_a_charge_fits_but_reservations_call_the_stor
     assert!(reserved(&here, 20).await.allowed());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_reservation_above_the_debt_that_is_left_is_refused_without_a_call() {
+    let server = Server::start();
+    let limiter = limiter(&server.node(), Quota::per_minute(10).reserve_up_to(5));
+    assert!(reserved(&limiter, 12).await.allowed() && !reserved(&limiter, 4).await.allowed());
+    let calls = server.calls();
+    assert!(!reserved(&limiter, 4).await.allowed());
+    assert_eq!(server.calls(), calls);
+    assert!(reserved(&limiter, 3).await.allowed());
+}
+
 /// S13: it may pass as soon as more is taken of the quota that would have counted it too early.
 #[tokio::test(start_paused = true)]
 async fn a_reservation_that_comes_too_late_calls_the_store_again() {

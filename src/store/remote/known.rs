@@ -254,8 +254,8 @@ fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
             let refuses = |i: &usize| {
                 let quota = &charge.account().quotas.as_slice()[*i];
                 let debt = if charge.may_reserve() { quota.max_reserved } else { 0 };
-                let (_, used) = decision.usage()[*i].count();
-                quota.limit == 0 || cost > (quota.limit + debt) as i64 - used
+                let left = (quota.limit + debt) as i64 - decision.usage()[*i].count();
+                quota.limit == 0 || cost > left
             };
             decision.refusing().filter(refuses).map(|i| decision.usage()[i].end()).max()
         }
