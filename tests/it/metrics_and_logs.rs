@@ -544,11 +544,11 @@ async fn the_start_and_the_end_of_an_outage_are_logged() {
             store.set(Mood::Later);
             tokio::time::advance(Duration::from_millis(900)).await;
             ask(&service).await;
-            tokio::time::advance(Duration::from_millis(900)).await;
+            tokio::time::advance(Duration::from_millis(999)).await;
             ask(&service).await;
             assert_eq!(warned().len(), 1, "{:?}", warned());
 
-            tokio::time::advance(Duration::from_millis(200)).await;
+            tokio::time::advance(Duration::from_millis(1)).await;
             ask(&service).await;
             ask(&service).await;
             let lines = warned();

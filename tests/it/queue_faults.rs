@@ -317,6 +317,24 @@ async fn requests_under_other_quotas_than_the_first_ones_count_as_waiting() {
     }
 }
 
+/// A request that is never polled again keeps the line and its last answer, which has room.
+#[tokio::test(start_paused = true)]
+async fn requests_under_other_quotas_wait_for_no_answer_that_has_room() {
+    let limit = Limit::by_plan(|parts, _| match parts.uri.path() {
+        "/hour" => Quota::per_hour(9),
+        _ => Quota::per_minute(9),
+    });
+    let limit = limit.name("has-room").key(Key::global());
+    let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 20)));
+    let service = boxed(&layer.queue(1, LONG));
+    let mut forgotten = Box::pin(service.clone().oneshot(get("/hour")));
+    assert!((&mut forgotten).now_or_never().is_none());
+    assert_eq!(status(service.clone().oneshot(get("/hour"))).await, 200);
+    sleep(ms(300)).await;
+    let both = (0..2).map(|_| status(service.clone().oneshot(get("/minute"))));
+    assert_eq!(join_all(both).await, [200; 2]);
+}
+
 /// The first is refused, and those behind one that is polled late are granted.
 #[tokio::test(start_paused = true)]
 async fn those_behind_a_refused_one_go_after_it_also_if_one_between_waits() {
