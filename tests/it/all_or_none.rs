@@ -380,4 +380,9 @@ async fn a_reservation_that_would_be_due_too_late_is_returned() {
         let told = late.decision().of(name).unwrap();
         assert_eq!(told.used(), 1, "{name}");
     }
+    // The window of a line that takes nothing may end before.
+    let one = [Line::new("fast", "other", 0), Line::new("slow", "other", 1)];
+    for limits in [&limits, &limits, &memory] {
+        assert!(limits.reserve(&one).await.unwrap().is_ok());
+    }
 }
