@@ -447,7 +447,9 @@ pub(crate) fn seconds(ms: i64) -> u64 {
 
 /// For clients, such as `login:5/minute`.
 pub(crate) fn policy_name(name: &str, quota: &Quota) -> String {
-    format!("{name}{}{}", if name.is_empty() { "" } else { ":" }, quota.rate())
+    let mut text = format!("{name}{}", if name.is_empty() { "" } else { ":" });
+    quota.write_rate(&mut text).expect("writing to a string");
+    text
 }
 
 /// Most integers are small, and come from a table without an allocation.

@@ -327,7 +327,7 @@ impl<'a> Parser<'a> {
 impl fmt::Display for Quota {
     /// Writes the form that is parsed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.rate())?;
+        self.write_rate(f)?;
         let aligned = if self.window == WEEK_MS { MONDAY_MS } else { 0 };
         match self.anchor {
             Anchor::Grid { offset } if offset == aligned => {}
@@ -358,19 +358,19 @@ impl fmt::Display for Quota {
 }
 
 impl Quota {
-    /// Returns the text of limit and window only, for clients.
-    pub(crate) fn rate(&self) -> String {
+    /// Writes the text of limit and window only, for clients.
+    pub(crate) fn write_rate(&self, to: &mut impl fmt::Write) -> fmt::Result {
         let Quota { limit, window, anchor, .. } = *self;
         if let Anchor::Calendar(calendar) = anchor {
-            return format!("{limit}/{}", calendar.period.name());
+            return write!(to, "{limit}/{}", calendar.period.name());
         }
         let (unit, names) = UNITS
             .into_iter()
             .find(|(unit, _)| window % unit == 0)
             .expect("every window is whole milliseconds");
         match window / unit {
-            1 => format!("{limit}/{}", names[0]),
-            n => format!("{limit}/{n}{}", names[names.len() - 1]),
+            1 => write!(to, "{limit}/{}", names[0]),
+            n => write!(to, "{limit}/{n}{}", names[names.len() - 1]),
         }
     }
 }
