@@ -1,4 +1,8 @@
 //! Limits that are charged together, without HTTP: [`Limits`].
+//!
+//! `limit` is what a user sets, `limiter` a handle of one limit, `live` its changes while it runs.
+//! `observer` reports each charge, also to warnings and to counts of refused keys: a limit without
+//! these costs a look at one `bool`. `kept` writes receipts, and `mistakes` finds likely ones.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -21,16 +21,16 @@
 //! - `cost` carries true costs from the handler to the limited request. `endpoint` and `openapi`
 //!   show limits, and charge nothing.
 //!
-//! The numbers in the headers are those of the limit that governs: of limits that refuse, the one
-//! with the latest retry; if all pass, the one with the smallest part left (`decision/decide`), and
-//! among stacked layers the tightest (`headers`).
+//! The numbers in GitHub's headers are those of the limit that governs: of limits that refuse, the
+//! one with the latest retry; if all pass, the one with the smallest part left (`decision/decide`),
+//! and among stacked layers the tightest (`headers`).
 //!
 //! What is returned for a dropped request, to all of its limits:
 //!
 //! - while it waits in the queue: nothing was taken, or what was is returned;
 //! - while the store decides: a call that was not sent is withdrawn, and one that was sent counts,
 //!   unless the layer is to [`refund_dropped`](FixedWindowLayer::refund_dropped). A store that
-//!   charges limits one after the other returns those that have passed, since not all have;
+//!   charges limits one after the other returns what was taken, since not all have passed;
 //! - once charged: nothing, unless the layer is to refund, or an inner layer has refused it (S9).
 //!
 //! A request that passes is called within `call`, before the future is polled: most stores answer

@@ -2,8 +2,8 @@
 //! [`State`] per (scope, quota, key). A [`Window`] interprets it at an instant and computes the
 //! state to write.
 //!
-//! The rules' arithmetic is only here. A store elsewhere (a script in Redis) mirrors it, and the
-//! conformance suite compares the two.
+//! The rules' arithmetic is here, and the boundaries of calendars are in `quota/calendar`. A script
+//! in Redis mirrors it, and the conformance suite runs the same traces on both.
 
 use crate::quota::{Anchor, Calendar, FNV_1A, Quota, Span, fmix64, fnv_1a};
 

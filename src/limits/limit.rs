@@ -71,24 +71,7 @@ impl Limit {
     /// Without a request there is no plan: [`Limiter::with_quotas`](crate::Limiter::with_quotas)
     /// names the quotas. [`Limiter::quotas`](crate::Limiter::quotas) returns `0/second`, and
     /// [`Limiter::set_quotas`](crate::Limiter::set_quotas) doesn't change what the closure returns.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Limit, Plan, Quota};
-    ///
-    /// // Really: a plan that the authentication layer has left in the extensions.
-    /// let by_plan = Limit::by_plan(|parts, _key| match parts.uri.path() {
-    ///     "/internal" => Plan::UNLIMITED,
-    ///     "/pro" => Quota::per_hour(5_000).into(),
-    ///     _ => Quota::per_hour(60).into(),
-    /// });
-    /// let layer = FixedWindowLayer::new(by_plan.key(Key::global()));
-    ///
-    /// assert_eq!(ask(&layer, Request::get("/")).headers()["x-ratelimit-remaining"], "59");
-    /// assert_eq!(ask(&layer, Request::get("/pro")).headers()["x-ratelimit-remaining"], "4998");
-    /// assert_eq!(ask(&layer, Request::get("/internal")).headers().get("x-ratelimit-limit"), None);
-    /// ```
+    /// The guide has [an example](crate::guide::configuration#limits-by-plan).
     #[doc(alias = "ban")]
     #[doc(alias = "unlimited")]
     #[doc(alias = "quota_fn")]

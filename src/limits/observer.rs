@@ -2,8 +2,8 @@
 //! of refused keys.
 //!
 //! A limit without warnings and counts of refused keys costs each request the look at one `bool` of
-//! its limiter, `is_watched`. With a warning, a request that reaches no share costs a comparison
-//! for each share and quota.
+//! its limiter, `is_watched`. With a warning, each request costs a comparison for each share and
+//! quota, and of several limits a copy of the line's decision.
 
 use http::request::Parts;
 

@@ -1,4 +1,4 @@
-//! The response to a refused request. A [`Reason`] says why it is refused, and has its status; a
+//! The response to a refused request. A [`Reason`] says why it is refused, with the usual status; a
 //! [`Rejection`] shows the reason to the [`Reject`] of the layer, which makes the response.
 
 use std::fmt::Write;

@@ -382,7 +382,7 @@ impl<J> LimitedRequest<J> {
             return response;
         }
         // `charged` stays until `count_if` has returned: if that panics, dropping the request
-        // refunds the charge.
+        // refunds the charge where that is set.
         let (parts, body) = response.into_parts();
         let count_if = self.shared().options.count_if.as_ref();
         let actual = match parts.extensions.get::<TrueCost>() {

@@ -4,8 +4,8 @@
 //! that leaves a server that fell silent or became a replica, and none that notices a connection
 //! that the network dropped. A link does this for all kinds of servers.
 //!
-//! Each runtime has its own link, as another one may end or stand still. Without calls, no task
-//! runs. A call that finds the connection idle or lost starts a task, and all calls wait for it:
+//! Each runtime has its own link, as another one may end or stand still. Without calls, no task is
+//! at work. A call that finds the connection idle or lost starts one, and all calls wait for it:
 //!
 //! ```text
 //! call ──> is the shard well? ── yes ──────────────────────────> send ──> note the outcome
@@ -16,13 +16,14 @@
 //!
 //! Another connection is made ([`Upkeep::renew`](upkeep::Upkeep::renew)):
 //!
-//! - at the first call, and when a call finds its shard lost and no task at work;
+//! - when the store is used first in a runtime, and when a call finds its shard lost and no task at
+//!   work;
 //! - when a call ended by an I/O error, a replica's refusal or another error that the connection
 //!   does not outlive, or had no answer while nothing else was answered since it was sent;
-//! - when an idle connection does not answer a check, or a cluster's slots have moved to a node
-//!   that this connection does not know.
+//! - when an idle connection does not answer a check, or a cluster's slots have moved.
 //!
-//! Attempts go on, with growing pauses, until one is good or no call has asked for a second.
+//! Attempts go on until one is good, the old connection answers after all, or no call has asked for
+//! a second. While attempts hang, the pauses between them grow.
 //!
 //! - `Link`: gives calls a connection, and notes how each call ended. `Connection`: what one call
 //!   sends over (both here).
