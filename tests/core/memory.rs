@@ -17,6 +17,20 @@ use crate::{answer, sized};
 const NOW_MS: u64 = 1_700_000_040_000;
 
 #[test]
+fn a_token_that_one_of_two_quotas_has_saved_is_carried_over_once() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let quotas =
+        Quota::per_minute(10).rollover_up_to(20).and(Quota::per_hour(10).rollover_up_to(20));
+    let limiter = quotas.name("saves").store(MemoryStore::new().clock(clock.clone()));
+    // The first one takes what a new key has saved: nothing has to be carried over then.
+    for cost in [10, 1] {
+        assert!(answer(limiter.check_cost("alice", cost)).allowed());
+    }
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(answer(limiter.peek("alice")).usage()[0].remaining(), 19);
+}
+
+#[test]
 fn eight_threads_and_fifty_thousand_key_windows_admit_exactly_the_limit() {
     const THREADS: usize = 8;
     const KEYS: u64 = 10_000;
