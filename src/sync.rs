@@ -14,9 +14,9 @@ pub(crate) use std::time::Instant;
 #[cfg(feature = "tokio")]
 pub(crate) use tokio::time::Instant;
 #[cfg(feature = "tokio")]
-pub(crate) use with_tokio::{Runtime, Sleep};
+pub(crate) use with_tokio::{Sleep, in_this_runtime};
 #[cfg(not(feature = "tokio"))]
-pub(crate) use without_tokio::{Runtime, Sleep};
+pub(crate) use without_tokio::{Sleep, in_this_runtime};
 
 /// Nothing panics under these locks. If something did, the counters would still be valid.
 #[inline(always)]
@@ -67,18 +67,13 @@ mod with_tokio {
 
     use super::Instant;
 
-    /// The runtime of this thread, to enter it later, perhaps on a thread without one.
-    pub(crate) struct Runtime(Option<Handle>);
-
-    impl Runtime {
-        pub(crate) fn current() -> Self {
-            Self(Handle::try_current().ok())
-        }
-
-        pub(crate) fn run(&self, f: impl FnOnce()) {
-            let missing = self.0.as_ref().filter(|_| Handle::try_current().is_err());
+    /// Returns `f`, to be called in the runtime of this thread from a thread that has none.
+    pub(crate) fn in_this_runtime<T>(f: impl FnOnce(&T)) -> impl FnOnce(&T) {
+        let runtime = Handle::try_current().ok();
+        move |of| {
+            let missing = runtime.as_ref().filter(|_| Handle::try_current().is_err());
             let _entered = missing.map(Handle::enter);
-            f();
+            f(of);
         }
     }
 
@@ -122,16 +117,8 @@ mod without_tokio {
 
     use super::Instant;
 
-    pub(crate) struct Runtime;
-
-    impl Runtime {
-        pub(crate) fn current() -> Self {
-            Self
-        }
-
-        pub(crate) fn run(&self, f: impl FnOnce()) {
-            f();
-        }
+    pub(crate) fn in_this_runtime<T>(f: impl FnOnce(&T)) -> impl FnOnce(&T) {
+        f
     }
 
     pub(crate) struct Sleep;

@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 
 use crate::observe;
-use crate::sync::{Mutex, Runtime, lock};
+use crate::sync::{Mutex, in_this_runtime, lock};
 
 /// The true cost of a request: model tokens, bytes, rows. The handler puts it into the extensions
 /// of the response, and the layer corrects the charges of its [settled](crate::Limit::settled)
@@ -114,8 +114,7 @@ impl TrueCost {
 
     pub(crate) fn settle_at_end(&self, settle: impl FnOnce(&Costs) + Send + 'static) {
         // The body may end on any thread.
-        let runtime = Runtime::current();
-        let settle: Settle = Box::new(move |costs| runtime.run(|| settle(costs)));
+        let settle: Settle = Box::new(in_this_runtime(settle));
         let mut report = lock(&self.0);
         if report.is_complete {
             let costs = report.costs.clone();

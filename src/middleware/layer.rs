@@ -13,7 +13,7 @@ use tower_layer::Layer;
 
 use super::headers::Headers;
 use super::rejection::{Grpc, ProblemJson, Rejection};
-use super::service::{FixedWindow, Shared, Watch};
+use super::service::{FixedWindow, Shared};
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::limits::{IntoLimits, Limits};
@@ -433,8 +433,8 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
             let (lines, limits) = (Arc::clone(&self.lines), limits.clone());
             Arc::new(Queue { lines, limits, most, max_wait })
         });
-        let (reject, watch) = (Arc::clone(&self.reject), Watch::default());
-        let shared = Shared { limits, options, queue, reject, watch };
+        let (reject, marked) = (Arc::clone(&self.reject), Default::default());
+        let shared = Shared { limits, options, queue, reject, marked };
         FixedWindow::new(inner, shared)
     }
 }

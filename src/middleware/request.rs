@@ -275,11 +275,11 @@ impl<J> LimitedRequest<J> {
 
     #[inline]
     pub(crate) fn prepare_call(&mut self, extensions: &mut Extensions) {
-        let Shared { options, watch, .. } = &*self.current.shared;
-        if options.expose_decision {
+        let shared = &self.current.shared;
+        if shared.options.expose_decision {
             self.charged.clone().map(|decision| extensions.insert(decision));
         }
-        if watch.is_on() {
+        if shared.marks() {
             self.mark(extensions);
         }
     }
@@ -287,10 +287,9 @@ impl<J> LimitedRequest<J> {
     #[cold]
     #[inline(never)]
     fn mark(&self, extensions: &mut Extensions) {
-        let Shared { options, watch, .. } = &*self.current.shared;
         if self.charged.is_some() {
             let limiter = &self.settings_of(&self.first).limiter;
-            watch.mark(limiter, options, &self.first.key, extensions);
+            self.current.shared.mark(limiter, &self.first.key, extensions);
         }
     }
 

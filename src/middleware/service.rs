@@ -94,7 +94,8 @@ pub(crate) struct Shared<J> {
     pub(crate) options: Options,
     pub(crate) queue: Option<Arc<Queue>>,
     pub(crate) reject: Arc<J>,
-    pub(crate) watch: Watch,
+    /// Counts the requests that were marked: see [`mark`](Self::mark).
+    pub(crate) marked: AtomicU32,
 }
 
 /// The layer's state and the quotas in force. A request holds one `Arc` of it.
@@ -246,11 +247,6 @@ fn number_of_thread() -> usize {
 /// By then, most services have had a request on each route, and later requests cost nothing.
 const MARKED: u32 = 256;
 
-/// Detects a layer that a request passes twice, and that so charges it twice. Counts the marked
-/// requests of a service.
-#[derive(Default)]
-pub(crate) struct Watch(AtomicU32);
-
 /// The charges of a request so far. The addresses of a layer's limit and of its `count_if` identify
 /// the layer: a clone with another `count_if` differs.
 #[derive(Default)]
@@ -263,22 +259,17 @@ impl Clone for Charges {
     }
 }
 
-impl Watch {
+impl<J> Shared<J> {
     #[inline]
-    pub(crate) fn is_on(&self) -> bool {
-        self.0.load(Ordering::Relaxed) < MARKED
+    pub(crate) fn marks(&self) -> bool {
+        self.marked.load(Ordering::Relaxed) < MARKED
     }
 
-    pub(crate) fn mark(
-        &self,
-        limiter: &Limiter,
-        options: &Options,
-        key: &Key,
-        extensions: &mut Extensions,
-    ) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    /// Detects a layer that a request passes twice, and that so charges it twice.
+    pub(crate) fn mark(&self, limiter: &Limiter, key: &Key, extensions: &mut Extensions) {
+        self.marked.fetch_add(1, Ordering::Relaxed);
         let count_if =
-            options.count_if.as_ref().map_or(0, |of| Arc::as_ptr(of).cast::<()>().addr());
+            self.options.count_if.as_ref().map_or(0, |of| Arc::as_ptr(of).cast::<()>().addr());
         let charge = ([Arc::as_ptr(limiter.live()).addr(), count_if], key.clone());
         let Charges(charges) = extensions.get_or_insert_default();
         if charges.contains(&charge) {
