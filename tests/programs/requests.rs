@@ -1,0 +1,510 @@
+//! A request's way through the layers, as the log tells it and as the rules have it.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Arc;
+
+use axum::body::Body;
+use http::Response;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tower_fixed_window::CostMeter;
+
+use crate::model::{
+    Charged, Counts, Limits, Line, Standing, charged, may_wait, refusal, seconds, tightest,
+};
+use crate::reference::Ask as Asks;
+use crate::setup::{Ask, Ends, Setup};
+use crate::world::{Event, Moment, What};
+
+/// How late a timer may be, in milliseconds.
+pub(crate) const TICK: u64 = 1;
+/// What is in a queue and is not polled is passed after this time.
+const PATIENCE: u64 = 100;
+
+/// A request under way.
+pub(crate) struct Flow {
+    pub(crate) ask: Arc<Ask>,
+    pub(crate) task: JoinHandle<()>,
+    /// The upload goes on until this is dropped.
+    pub(crate) upload: Option<oneshot::Sender<()>>,
+    pub(crate) stage: Stage,
+    /// The layers that it has passed, from the outside in.
+    passed: Vec<Passed>,
+    meter: Option<CostMeter>,
+    /// Decisions of limits in shadow mode that are still to be told.
+    asides: Vec<(&'static str, bool)>,
+}
+
+struct Passed {
+    layer: usize,
+    /// The lines that were charged together, and then those in shadow mode beside them.
+    lines: Vec<Charged>,
+    together: usize,
+    /// The costs are known when the body ends.
+    metered: bool,
+}
+
+pub(crate) enum Stage {
+    At(Place),
+    Inner,
+    Called,
+    Answers(Expected),
+    /// `None`: by what a line knew last.
+    Refused {
+        expected: Option<Expected>,
+        elapsed: u64,
+    },
+    /// Its body may go on.
+    Done,
+}
+
+/// A request that is being decided by a layer, or waits there.
+pub(crate) struct Place {
+    layer: usize,
+    lines: Vec<Line>,
+    arrived: Moment,
+    waits: bool,
+    /// Requests are served in this order.
+    order: u64,
+}
+
+#[derive(PartialEq, Debug)]
+pub(crate) struct Expected {
+    status: u16,
+    fields: BTreeMap<String, String>,
+}
+
+impl Expected {
+    fn new(status: u16, standing: Option<Standing>) -> Self {
+        let fields = standing.iter().flat_map(|of| {
+            let numbers = [
+                ("limit", of.limit),
+                ("remaining", of.remaining),
+                ("used", of.used),
+                ("reset", seconds(of.reset)),
+            ];
+            let numbers = numbers.map(|(name, value)| (name, value.to_string()));
+            numbers.into_iter().chain([("resource", of.name.to_owned())])
+        });
+        let fields = fields.map(|(name, value)| (format!("x-ratelimit-{name}"), value));
+        Self { status, fields: fields.collect() }
+    }
+
+    fn refused(status: u16, standing: Option<Standing>, wait: Option<i128>) -> Self {
+        let mut this = Self::new(status, standing);
+        let wait = wait.map(|wait| seconds(wait).max(1).to_string());
+        this.fields.extend(wait.map(|wait| ("retry-after".to_owned(), wait)));
+        this.fields.insert("cache-control".to_owned(), "no-store".to_owned());
+        this
+    }
+
+    fn of(response: &Response<Body>) -> Self {
+        let fields = response
+            .headers()
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_str().expect("ASCII").to_owned()));
+        let is_ours = |(name, _): &(String, String)| {
+            name.starts_with("x-ratelimit-") || ["retry-after", "cache-control"].contains(&&**name)
+        };
+        Self { status: response.status().as_u16(), fields: fields.filter(is_ours).collect() }
+    }
+
+    /// Returns whether this is a refusal by what a line knew last.
+    fn is_refusal_in_line(&self) -> bool {
+        let is = |name: &str, value: &str| self.fields.get(name).is_some_and(|of| of == value);
+        self.status == 429
+            && is("x-ratelimit-remaining", "0")
+            && is("cache-control", "no-store")
+            && self.fields.get("retry-after").is_none_or(|wait| wait != "0")
+    }
+}
+
+/// The model of requests: what is counted, and how far each one has got.
+pub(crate) struct Model {
+    pub(crate) setup: Arc<Setup>,
+    pub(crate) counts: Counts,
+    pub(crate) limits: Limits,
+    pub(crate) flows: BTreeMap<u64, Flow>,
+    /// The last time that tokens came back, a limit changed or the clock stepped.
+    pub(crate) disturbed: u64,
+    arrivals: u64,
+    /// The limits in shadow mode have changed, so that requests have changed their lines.
+    pub(crate) has_switched_lines: bool,
+}
+
+impl Flow {
+    pub(crate) fn new(
+        ask: Arc<Ask>,
+        task: JoinHandle<()>,
+        upload: Option<oneshot::Sender<()>>,
+    ) -> Self {
+        let (stage, passed, meter, asides) = (Stage::Inner, Vec::new(), None, Vec::new());
+        Self { ask, task, upload, stage, passed, meter, asides }
+    }
+}
+
+impl Model {
+    pub(crate) fn new(setup: Arc<Setup>) -> Self {
+        Self {
+            counts: Counts::default(),
+            limits: Limits::new(&setup),
+            flows: BTreeMap::new(),
+            disturbed: 0,
+            arrivals: 0,
+            has_switched_lines: false,
+            setup,
+        }
+    }
+
+    fn flow(&mut self, number: u64) -> &mut Flow {
+        self.flows.get_mut(&number).expect("it is under way")
+    }
+
+    fn refuse(&mut self, number: u64, expected: Option<Expected>, now: Moment) {
+        self.flow(number).stage = Stage::Refused { expected, elapsed: now.elapsed };
+    }
+
+    /// Goes on to the first layer from this one on that has a line for the request.
+    pub(crate) fn arrive(&mut self, number: u64, layer: usize, arrived: Moment) {
+        let setup = Arc::clone(&self.setup);
+        let ask = Arc::clone(&self.flow(number).ask);
+        for (layer, of) in setup.layers.iter().enumerate().skip(layer) {
+            let Some(lines) = self.limits.lines(layer, of, &ask, arrived.at) else {
+                return self.refuse(number, Some(Expected::refused(400, None, None)), arrived);
+            };
+            if !lines.is_empty() {
+                let waits = of.queue.is_some() && may_wait(&lines);
+                self.arrivals += 1;
+                let place = Place { layer, lines, arrived, waits, order: self.arrivals };
+                self.flow(number).stage = Stage::At(place);
+                return;
+            }
+        }
+        self.flow(number).stage = Stage::Inner;
+    }
+
+    pub(crate) fn note(&mut self, Event { number, what, now }: Event) {
+        let flow = self.flow(number);
+        match what {
+            What::Decided { layer, name, allowed } => {
+                let aside = flow.asides.iter().position(|(of, _)| *of == name);
+                let Some(aside) = aside else { return self.decided(number, layer, allowed, now) };
+                let (_, expected) = flow.asides.remove(aside);
+                assert_eq!(allowed, expected, "{number} in shadow mode, by {name}");
+                self.forget_if_done(number);
+            }
+            What::Called => {
+                let before = mem::replace(&mut flow.stage, Stage::Called);
+                assert!(matches!(before, Stage::Inner), "{number} is called");
+            }
+            What::Panics => self.dropped(number, now),
+            What::Answers(meter) => self.answers(number, meter, now),
+            What::Done(response) => self.done(number, &response, now),
+        }
+    }
+
+    /// A layer has decided, and tells it now.
+    fn decided(&mut self, number: u64, layer: usize, allowed: bool, now: Moment) {
+        let far = self.setup.far;
+        let Stage::At(mut place) = mem::replace(&mut self.flow(number).stage, Stage::Inner) else {
+            panic!("{number} is decided by layer {layer}")
+        };
+        assert_eq!(layer, place.layer, "{number} is decided by another layer");
+        if place.waits {
+            self.limits.end_changes(layer, now.at);
+            place.lines.iter_mut().for_each(|line| self.limits.renew(line));
+        } else {
+            let decided = place.arrived.elapsed + 2 * far;
+            assert_eq!(now.elapsed, decided, "{number} waits without a queue");
+        }
+        let (main, asides) = split(&place.lines);
+        let (is_shadow, at) = (main[0].shadow, now.at - far);
+        let before = self.counts.clone();
+        let together = self.counts.charge(&main, at, Asks::Charge);
+        if place.waits && !is_shadow && !allowed {
+            if together.allowed {
+                self.counts = before;
+            }
+            let expected = self.check_refusal(number, &place, &main, now);
+            return self.refuse(number, expected, now);
+        }
+        assert_eq!(allowed, together.allowed, "{number} by layer {layer} at {at}: {main:?}");
+        if place.waits && !is_shadow {
+            let is_first = self.before(&place, &main).is_empty();
+            assert!(is_first || self.has_switched_lines, "{number} has overtaken others");
+        }
+        if !allowed && !is_shadow {
+            let (standing, retry_at) = refusal(&main, &together);
+            let wait = retry_at.map(|retry_at| retry_at - i128::from(at));
+            let expected = Expected::refused(429, Some(standing), wait);
+            return self.refuse(number, Some(expected), now);
+        }
+        let mut lines = charged(main, together, 0);
+        let together = lines.len();
+        for line in asides {
+            let line = vec![line];
+            let decided = self.counts.charge(&line, now.at + far, Asks::Charge);
+            self.flow(number).asides.push((line[0].name, decided.allowed));
+            lines.extend(charged(line, decided, now.elapsed + 2 * far));
+        }
+        self.flow(number).passed.push(Passed { layer, lines, together, metered: false });
+        self.arrive(number, layer + 1, now);
+    }
+
+    /// The lines of requests that wait by the same keys and have come before, in their order.
+    fn before(&self, place: &Place, main: &[Line]) -> Vec<Vec<Line>> {
+        let keys = |lines: &[Line]| -> Vec<_> {
+            lines.iter().filter(|line| !line.shadow).map(|line| (line.limit, line.key)).collect()
+        };
+        let places = self.flows.values().filter_map(|flow| match &flow.stage {
+            Stage::At(other) if other.waits && other.layer == place.layer => Some(other),
+            _ => None,
+        });
+        let is_before = |of: &&Place| of.order < place.order && keys(&of.lines) == keys(main);
+        let before = places.filter(is_before).map(|of| (of.order, split(&of.lines).0));
+        BTreeMap::from_iter(before).into_values().collect()
+    }
+
+    /// Checks that a request in a queue may be refused now. Returns the refusal if it is known.
+    fn check_refusal(
+        &self,
+        number: u64,
+        place: &Place,
+        main: &[Line],
+        now: Moment,
+    ) -> Option<Expected> {
+        let (most, max_wait) = self.setup.layers[place.layer].queue.expect("it waits");
+        let mut queue = self.before(place, main);
+        let (is_alone, is_full) = (queue.is_empty(), queue.len() as u64 >= most);
+        let waited = now.elapsed - place.arrived.elapsed;
+        let together = self.counts.clone().charge(main, now.at, Asks::Charge);
+        let is_for_good = !together.allowed && together.retry_at.is_none();
+        if is_for_good || self.has_switched_lines {
+            return None;
+        }
+        if waited > 0 {
+            assert!(waited + TICK >= max_wait, "{number} is refused after {waited} ms");
+            return None;
+        }
+        queue.push(main.to_vec());
+        let due = self.counts.due(&queue, now.at);
+        let is_late = due.is_none_or(|due| due - now.at > max_wait);
+        let is_known = is_alone || now.elapsed > self.disturbed + pause(main);
+        assert!(
+            is_full || is_late || !is_known,
+            "{number} is refused, and due at {due:?}: {main:?}"
+        );
+        is_alone.then(|| {
+            let (standing, retry_at) = refusal(main, &together);
+            let wait = retry_at.map(|retry_at| retry_at - i128::from(now.at));
+            Expected::refused(429, Some(standing), wait)
+        })
+    }
+
+    /// Corrects a charge to another cost, as soon as its decision is known.
+    pub(crate) fn correct(&mut self, charged: &mut Charged, cost: u64, now: Moment) {
+        let Some(taken) = charged.taken.as_mut().filter(|_| cost != charged.cost) else { return };
+        let known = now.at + charged.known.saturating_sub(now.elapsed);
+        taken.cost = charged.cost.into();
+        let terms = self.limits.corrected_by(&charged.line, known);
+        self.counts.settle(&charged.line, &terms, taken.clone(), known + self.setup.far, cost);
+        if cost < charged.cost {
+            self.disturbed = now.elapsed;
+        }
+        charged.cost = cost;
+    }
+
+    fn answers(&mut self, number: u64, meter: Option<CostMeter>, now: Moment) {
+        let (setup, flow) = (Arc::clone(&self.setup), self.flow(number));
+        let (ask, mut passed) = (Arc::clone(&flow.ask), mem::take(&mut flow.passed));
+        assert!(matches!(flow.stage, Stage::Called), "{number} is answered");
+        let mut fields: Option<Standing> = None;
+        for of in passed.iter_mut().rev() {
+            let counts = ask.ends != Ends::Teapot || setup.layers[of.layer].counts_teapots;
+            of.metered = counts && meter.is_some();
+            for charged in of.lines.iter_mut().filter(|_| !of.metered) {
+                let cost = if counts { setup.true_cost(&ask, charged) } else { 0 };
+                self.correct(charged, cost, now);
+            }
+            let together = &of.lines[..of.together];
+            if !together[0].line.shadow {
+                let own = tightest(together);
+                fields = Some(fields.filter(|inner| !own.replaces(inner, now.at)).unwrap_or(own));
+            }
+        }
+        let status = if ask.ends == Ends::Teapot { 418 } else { 200 };
+        let flow = self.flow(number);
+        (flow.passed, flow.meter) = (passed, meter);
+        flow.stage = Stage::Answers(Expected::new(status, fields));
+    }
+
+    /// The response is there.
+    fn done(&mut self, number: u64, response: &Response<Body>, now: Moment) {
+        let (found, flow) = (Expected::of(response), self.flow(number));
+        match mem::replace(&mut flow.stage, Stage::Done) {
+            Stage::Answers(expected) => assert_eq!(found, expected, "the answer to {number}"),
+            Stage::Refused { expected, elapsed: refused } => {
+                let is_silent = now.elapsed >= refused + 1_000;
+                assert!(flow.upload.is_none() || is_silent, "{number} is answered while it sends");
+                match expected {
+                    Some(expected) => assert_eq!(found, expected, "{number} is refused"),
+                    None => assert!(found.is_refusal_in_line(), "{number}: {found:?}"),
+                }
+                // The layers around this one don't count it (S9).
+                self.give_back(number, now, |_| true);
+            }
+            _ => panic!("{number} is answered: {found:?}"),
+        }
+        self.forget_if_done(number);
+    }
+
+    fn forget_if_done(&mut self, number: u64) {
+        let flow = self.flow(number);
+        let is_done = matches!(flow.stage, Stage::Done);
+        if is_done && flow.meter.is_none() && flow.asides.is_empty() {
+            self.flows.remove(&number);
+        }
+    }
+
+    /// Returns what those of the passed layers have charged, from the inside out.
+    fn give_back(&mut self, number: u64, now: Moment, returns: impl Fn(usize) -> bool) {
+        let passed = mem::take(&mut self.flow(number).passed);
+        for of in passed.into_iter().rev().filter(|of| returns(of.layer)) {
+            of.lines.into_iter().for_each(|mut charged| self.correct(&mut charged, 0, now));
+        }
+    }
+
+    /// The request was dropped, or its service has panicked.
+    pub(crate) fn dropped(&mut self, number: u64, now: Moment) {
+        let (setup, flow) = (Arc::clone(&self.setup), self.flow(number));
+        flow.meter = None;
+        match mem::replace(&mut flow.stage, Stage::Done) {
+            Stage::Refused { .. } => self.give_back(number, now, |_| true),
+            Stage::Done => {}
+            stage => {
+                let refunds = |layer: usize| setup.layers[layer].refunds_dropped;
+                if let Stage::At(Place { layer, lines, arrived, waits: false, .. }) = stage {
+                    // It was sent: it is counted, and comes back where that is promised (S14).
+                    let (main, _) = split(&lines);
+                    let together = self.counts.charge(&main, arrived.at + setup.far, Asks::Charge);
+                    let known = arrived.elapsed + 2 * setup.far;
+                    let lines =
+                        if together.allowed { charged(main, together, known) } else { Vec::new() };
+                    for mut charged in lines.into_iter().filter(|_| refunds(layer)) {
+                        self.correct(&mut charged, 0, arrived);
+                    }
+                }
+                self.give_back(number, now, refunds);
+            }
+        }
+        self.forget_if_done(number);
+    }
+
+    /// The body has ended, with its costs if these are told.
+    pub(crate) fn end_body(&mut self, number: u64, now: Moment, is_told: bool) {
+        let setup = Arc::clone(&self.setup);
+        let Flow { ask, passed, meter, .. } = self.flows.remove(&number).expect("it is under way");
+        let mut meter = meter.expect("its body goes on");
+        if is_told {
+            ask.costs.iter().for_each(|&(name, cost)| meter.set(name, cost));
+        }
+        drop(meter);
+        let metered = passed.into_iter().filter(|of| of.metered && is_told);
+        for mut charged in metered.flat_map(|of| of.lines) {
+            let cost = setup.true_cost(&ask, &charged);
+            self.correct(&mut charged, cost, now);
+        }
+    }
+
+    pub(crate) fn waits(&self) -> bool {
+        self.flows.values().any(|flow| matches!(flow.stage, Stage::At(_)))
+    }
+
+    /// Returns whether refused requests are still being read.
+    pub(crate) fn reads_refused(&self) -> bool {
+        self.flows.values().any(|flow| matches!(flow.stage, Stage::Refused { .. }))
+    }
+
+    pub(crate) fn has_body(&self, number: u64) -> bool {
+        let flow = &self.flows[&number];
+        matches!(flow.stage, Stage::Done) && flow.meter.is_some()
+    }
+
+    /// Asserts that the requests have got as far as they can, at rest.
+    pub(crate) fn check_progress(&self, elapsed: u64) {
+        for (number, flow) in &self.flows {
+            assert!(flow.asides.is_empty(), "{number} is not decided by {:?}", flow.asides);
+            match &flow.stage {
+                Stage::At(place) => assert!(place.waits, "{number} is not decided"),
+                Stage::Inner => panic!("{number} is not called"),
+                Stage::Called => {
+                    let works = flow.upload.is_some() || flow.ask.held.is_some();
+                    assert!(works, "{number} stands still");
+                }
+                Stage::Answers(_) => panic!("{number} has no response"),
+                Stage::Refused { elapsed: refused, .. } => {
+                    let is_silent = elapsed > refused + 1_000 + TICK;
+                    assert!(flow.upload.is_some() && !is_silent, "{number} has no refusal");
+                }
+                Stage::Done => assert!(flow.meter.is_some()),
+            }
+        }
+    }
+
+    /// Asserts that a request that has just come may wait, if it does.
+    pub(crate) fn check_newcomer(&self, number: u64, now: Moment) {
+        let stage = self.flows.get(&number).map(|flow| &flow.stage);
+        let Some(Stage::At(place)) = stage.filter(|_| !self.has_switched_lines) else { return };
+        let (most, max_wait) = self.setup.layers[place.layer].queue.expect("it waits");
+        let (main, _) = split(&place.lines);
+        let mut queue = self.before(place, &main);
+        let (is_alone, is_full) = (queue.is_empty(), queue.len() as u64 >= most);
+        queue.push(main);
+        let due = self.counts.due(&queue, now.at).expect("it can be granted");
+        // The first one may be due and not have gone, in favor of other nodes.
+        assert!(!is_full || due == now.at, "{number} waits behind too many, and is due at {due}");
+        let is_in_time = due > now.at && due - now.at <= max_wait + TICK;
+        assert!(!is_alone || is_in_time, "{number} waits, and is due at {due}, not {}", now.at);
+    }
+
+    /// The requests that are first in a line and could pass, with the time that they may need to
+    /// notice. The others have been refused, which writes what a step back has moved (S4).
+    pub(crate) fn could_pass(&mut self, now: Moment) -> Vec<(u64, u64)> {
+        let mut all = Vec::new();
+        for (number, flow) in &self.flows {
+            let Stage::At(place) = &flow.stage else { continue };
+            let (_, max_wait) = self.setup.layers[place.layer].queue.expect("it waits");
+            let waited = now.elapsed - place.arrived.elapsed;
+            assert!(waited <= max_wait + PATIENCE + TICK, "{number} waits for {waited} ms");
+            let mut lines = place.lines.clone();
+            lines.iter_mut().for_each(|line| self.limits.renew(line));
+            let (main, _) = split(&lines);
+            if !self.before(place, &main).is_empty() {
+                continue;
+            }
+            if main[0].shadow || self.counts.charge(&main, now.at, Asks::Peek).allowed {
+                all.push((*number, pause(&main)));
+            } else {
+                self.counts.charge(&main, now.at, Asks::Charge);
+            }
+        }
+        all
+    }
+}
+
+/// The time after which the first one in a line has asked again (S13).
+fn pause(lines: &[Line]) -> u64 {
+    let windows = lines.iter().flat_map(|line| &line.terms).map(|terms| terms.window as u64);
+    (windows.max().expect("a quota") / 16).max(1_000) + 2 * PATIENCE
+}
+
+/// The lines that are charged together, and those in shadow mode beside them (S37).
+fn split(lines: &[Line]) -> (Vec<Line>, Vec<Line>) {
+    let (mut shadow, mut main): (Vec<_>, Vec<_>) =
+        lines.iter().cloned().partition(|line| line.shadow);
+    if main.is_empty() {
+        main.push(shadow.remove(0));
+    }
+    (main, shadow)
+}
