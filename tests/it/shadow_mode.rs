@@ -12,7 +12,6 @@ use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
 use tower_fixed_window::testing::{ask, ask_around, block_on};
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, Limit, Limits, ManualClock, MemoryStore, Quota, Store,
-    TrueCost,
 };
 
 use crate::support::{NOW_MS, limit_headers};
@@ -65,22 +64,6 @@ fn a_limit_in_shadow_never_refuses_is_charged_behind_the_others_and_is_in_no_fie
         limits.into_iter().for_each(|limiter| limiter.set_shadow(true));
         assert_eq!(shown(&ask(&layer, Request::get("/"))), is(200, "", ""));
         assert_eq!(used(), [3, 1]);
-    }
-}
-
-#[test]
-fn a_true_cost_takes_nothing_of_a_limit_in_shadow_that_would_refuse() {
-    for count in 1..=3 {
-        let mut all = limits(count);
-        all[0] =
-            Quota::per_minute(10).name("one").key(Key::global()).cost_fn(|_| 8).settled().shadow();
-        let limits = Limits::new(all).store(store());
-        let layer = FixedWindowLayer::new(&limits);
-        for used in [3, 3] {
-            let inner = any(async || axum::Extension(TrueCost::of("one", 3)));
-            assert_eq!(ask_around(&layer, inner, Request::get("/")).status(), 200);
-            assert_eq!(used_of(&limits, "one"), used, "{count} limits");
-        }
     }
 }
 

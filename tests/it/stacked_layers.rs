@@ -112,33 +112,6 @@ async fn refused_uploads_hold_tokens_until_they_are_read() {
     }
 }
 
-/// Otherwise a client could use up what it shares with others, by requests that are all refused.
-#[tokio::test(start_paused = true)]
-async fn all_layers_around_the_one_that_refuses_refund_the_request_also_if_it_is_broken_off() {
-    for case in CASES {
-        for (refusing, breaks_off) in (0..3).flat_map(|i| [(i, false), (i, true)]) {
-            let limits = [0, 1, 2].map(|i| if i == refusing { 0 } else { 9 });
-            let layers = limits.map(|limit| per_minute(limit, case));
-            let limiters = layers.each_ref().map(limiter_of);
-            let [a, b, c] = layers;
-            let service =
-                ServiceBuilder::new().layer(a).layer(b).layer(c).service(service_fn(inner));
-            let refused = sent(service, slow_upload()).await;
-            for (i, limiter) in limiters.iter().enumerate() {
-                assert_eq!(used(limiter).await, u64::from(i < refusing));
-            }
-            if breaks_off {
-                break_off(refused).await;
-            } else {
-                assert_eq!(refused.await.expect("no panic"), StatusCode::TOO_MANY_REQUESTS);
-            }
-            for limiter in &limiters {
-                assert_eq!(used(limiter).await, 0, "refused by layer {refusing}, {case:?}");
-            }
-        }
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_broken_off_counts_if_no_inner_layer_has_refused_it() {
     for mood in ANSWERS {
@@ -385,57 +358,6 @@ async fn a_shadow_beside_an_enforced_limit_counts_what_is_served_after_all() {
         sleep(Duration::from_secs(1)).await;
         for limiter in ["enforced", "shadow"].map(|name| limits.of(name)) {
             assert_eq!(used(limiter).await, 1, "{}, {mood:?}", limiter.name());
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_outer_layer_refunds_limits_in_shadow_mode_too() {
-    for shadows in [&[true][..], &[true, true], &[true, false]] {
-        let limits = ["a", "b"].into_iter().zip(shadows).map(|(name, shadow)| {
-            let limit = Quota::per_minute(9).name(name).key(Key::global());
-            if *shadow { limit.shadow() } else { limit }
-        });
-        let outer = FixedWindowLayer::new(Limits::new(limits));
-        let limiter = outer.limits().of("a").clone();
-        let service =
-            ServiceBuilder::new().layer(outer).layer(per_minute(0, Mood::Now)).service_fn(inner);
-        let Ok(_) = service.clone().oneshot(get("/")).await;
-        assert_eq!(used(&limiter).await, 0, "{shadows:?}");
-        let refused = sent(service, slow_upload()).await;
-        assert_eq!(used(&limiter).await, 1, "{shadows:?}");
-        break_off(refused).await;
-        assert_eq!(used(&limiter).await, 0, "{shadows:?}");
-    }
-}
-
-/// S19: numbers of a window that is over say nothing of now.
-#[tokio::test]
-async fn an_outer_layer_whose_window_is_over_leaves_the_numbers_of_the_inner_one() {
-    for mood in ANSWERS {
-        for minutes in [0, 2] {
-            let store = TestStore::new(mood);
-            let clock = store.clock.clone();
-            let of = |name: &str, tokens| {
-                FixedWindowLayer::new(everyone(tokens).name(name).store(store.clone()))
-            };
-            let outer = [everyone(5).name("outer"), everyone(8).name("other")];
-            let several = FixedWindowLayer::new(Limits::new(outer).store(store.clone()));
-            let waits = move |request: Request<Body>| {
-                clock.advance(Duration::from_secs(60 * minutes));
-                request
-            };
-            let stack = ServiceBuilder::new().map_request(waits).layer(of("inner", 100));
-            let stack = stack.service(service_fn(inner));
-            let responses = [
-                of("outer", 5).layer(stack.clone()).oneshot(get("/")).await,
-                several.layer(stack).oneshot(get("/")).await,
-            ];
-            for response in responses {
-                let response = response.expect("infallible");
-                let expected = if minutes == 0 { "outer" } else { "inner" };
-                assert_eq!(limit_headers(&response)["resource"], expected, "{mood:?}");
-            }
         }
     }
 }

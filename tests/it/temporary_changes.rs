@@ -1,6 +1,5 @@
 //! Changes of a limit that end by themselves: quotas, shadow mode, and the quotas of one key.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::thread;
@@ -9,13 +8,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::body::{Body, to_bytes};
 use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
-use proptest::prelude::*;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
-use tower_fixed_window::store::Store;
 use tower_fixed_window::testing::{ask, block_on};
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Plan,
+    EmptyBody, FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore, Plan,
     Quota, RateLimitEndpoint,
 };
 
@@ -114,23 +111,6 @@ fn a_service_follows_the_quotas_for_good_when_others_end() {
     }
 }
 
-#[test]
-fn shadow_mode_ends() {
-    let (store, clock) = store();
-    let api = per_day(0).store(store);
-    let layer = FixedWindowLayer::new(&api);
-    assert_eq!(limit_of(&layer, "a").1, 429);
-    api.set_shadow_until(true, in_an_hour());
-    assert_eq!(limit_of(&layer, "a"), (String::new(), 200));
-    clock.advance(HOUR);
-    assert_eq!(limit_of(&layer, "a").1, 429);
-    api.set_shadow(true);
-    api.set_shadow_until(false, in_an_hour() + HOUR);
-    assert_eq!(limit_of(&layer, "a").1, 429);
-    clock.advance(HOUR);
-    assert_eq!(limit_of(&layer, "a").1, 200);
-}
-
 fn secret(key: &str) -> Key {
     Key::secret(key)
 }
@@ -217,36 +197,6 @@ fn a_key_of_a_limit_by_plan_has_them_too() {
     assert_eq!(limit("/").expect("a limit"), "1");
     assert_eq!(limit("/free"), None);
     assert!(block_on(api.peek(Key::global())).is_err(), "its plan is only known to requests");
-}
-
-#[test]
-fn one_of_several_limits_changes() {
-    let (store, clock) = store();
-    let limits = Limits::new([
-        Quota::per_day(1_000).name("all").key(Key::global()),
-        Quota::per_day(2).name("user").key(header("x-key")),
-    ]);
-    let limits = limits.store(store);
-    let layer = FixedWindowLayer::new(&limits);
-    let user = limits.of("user");
-    user.set_key_quotas_until(secret("ann"), Quota::per_day(4), in_an_hour());
-    for expected in [200, 200, 200, 200, 429] {
-        assert_eq!(limit_of(&layer, "ann"), ("4".into(), expected));
-    }
-    let lines = [Line::new("all", Key::global(), 1), Line::new("user", secret("ann"), 1)];
-    let decision = block_on(limits.check(&lines)).expect("memory");
-    assert!(!decision.allowed());
-    assert_eq!(decision.of("user").expect("charged").limit(), 4);
-    user.set_quotas_until(Quota::per_day(3), in_an_hour());
-    for expected in [200, 200, 200, 429] {
-        assert_eq!(limit_of(&layer, "bob"), ("3".into(), expected));
-    }
-    user.set_shadow_until(true, in_an_hour());
-    assert_eq!(limit_of(&layer, "bob"), ("1000".into(), 200));
-    clock.advance(HOUR);
-    for key in ["ann", "bob"] {
-        assert_eq!(limit_of(&layer, key), ("2".into(), 429));
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -397,19 +347,6 @@ async fn a_refusal_names_the_quotas_of_the_key() {
     assert!(body.contains("api:0/day") && !body.contains("9/day"), "{body}");
 }
 
-/// The first limit's change leads to new settings, which must not skip those of the second.
-#[test]
-fn changes_of_two_limits_end_with_the_same_request() {
-    let (store, clock) = store();
-    let limits = Limits::new([per_day(5), per_day(0).name("other")]).store(store);
-    let layer = FixedWindowLayer::new(&limits);
-    limits.of("api").set_quotas_until(Quota::per_day(50), in_an_hour());
-    limits.of("other").set_shadow_until(true, in_an_hour());
-    assert_eq!(limit_of(&layer, "a"), ("50".to_owned(), 200));
-    clock.advance(HOUR);
-    assert_eq!(limit_of(&layer, "a").1, 429);
-}
-
 #[tokio::test]
 async fn a_remembered_refusal_does_not_outlive_a_raise() {
     let store = TestStore::new(Mood::Later).shared();
@@ -435,73 +372,6 @@ fn what_is_in_another_store_keeps_no_change_that_ends() {
         .of("api")
         .set_quotas_until(Quota::per_day(9), SystemTime::now() + Duration::from_secs(9));
     assert_eq!(limits.store(MemoryStore::new()).of("api").quotas(), Quota::per_day(7).into());
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Quotas(u64),
-    QuotasUntil(u64, u64),
-    KeyUntil(u8, u64, u64),
-    Clock(u64),
-    Check(u8),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let (tokens, time, key) = (0..9_u64, 0..60_u64, 0..3_u8);
-    prop_oneof![
-        1 => tokens.clone().prop_map(Step::Quotas),
-        2 => (tokens.clone(), time.clone()).prop_map(|(n, until)| Step::QuotasUntil(n, until)),
-        3 => (key.clone(), tokens, time.clone()).prop_map(|(k, n, until)| Step::KeyUntil(k, n, until)),
-        3 => time.prop_map(Step::Clock),
-        6 => key.prop_map(Step::Check),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
-    /// Against a plain list of changes, which is searched at each charge. The clock only goes on.
-    #[test]
-    fn each_charge_is_decided_by_what_holds_at_its_time(
-        steps in prop::collection::vec(step(), 1..60),
-        watched in any::<bool>(),
-    ) {
-        let clock = ManualClock::at_ms(NOW_MS);
-        let store = MemoryStore::new().clock(clock.clone());
-        let limit = if watched { per_day(5).track_refused(3) } else { per_day(5) };
-        let limiter = limit.store(store.clone());
-        let layer = FixedWindowLayer::new(&limiter);
-        let (mut for_good, mut for_now) = (5, None);
-        let mut keys: HashMap<u8, (u64, u64)> = HashMap::new();
-        for step in steps {
-            let now = store.now_ms() - NOW_MS;
-            match step {
-                Step::Quotas(n) => {
-                    (for_good, for_now) = (n, None);
-                    limiter.set_quotas(Quota::per_day(n));
-                }
-                Step::QuotasUntil(n, until) => {
-                    for_now = Some((n, until));
-                    limiter.set_quotas_until(Quota::per_day(n), at(NOW_MS + until));
-                }
-                Step::KeyUntil(key, n, until) => {
-                    keys.insert(key, (n, until));
-                    let of = Key::secret(key.to_string());
-                    limiter.set_key_quotas_until(of, Quota::per_day(n), at(NOW_MS + until));
-                }
-                Step::Clock(to) => clock.set_ms(NOW_MS + now.max(to)),
-                Step::Check(key) => {
-                    let holds = |(n, until): (u64, u64)| (until > now).then_some(n);
-                    let own = keys.get(&key).copied().and_then(holds);
-                    let expected = own.or(for_now.and_then(holds)).unwrap_or(for_good);
-                    let text = key.to_string();
-                    prop_assert_eq!(limit_of(&layer, &text).0, expected.to_string());
-                    let peeked = block_on(limiter.peek(Key::secret(&text))).expect("an answer");
-                    prop_assert_eq!(peeked.limit(), expected);
-                }
-            }
-        }
-    }
 }
 
 #[test]
