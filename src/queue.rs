@@ -23,7 +23,7 @@
 //!   has them: no refusal judges others until then, and the first one then asks again at once.
 //! - *Refusals.* A request is refused if it joins when the line is full, or would be due after
 //!   `max_wait` (if nothing is known then, the next answer judges it), and when it has waited for
-//!   `max_wait`.
+//!   `max_wait`. If one that was being charged has to wait, a full line loses its last one.
 //! - *Time.* A request is due at the time that the last answer gives, or a second after it, then
 //!   after twice as long each time: tokens may have come back, here or on another node. On a shared
 //!   store, the node whose first request is oldest asks first.

@@ -486,20 +486,29 @@ impl LineState {
             return;
         };
         let from = mem::replace(&mut self.first_unjudged, self.arrivals);
-        let mut tokens = self.requested.clone();
-        let unjudged = self.requests.range(from..).map(|(_, request)| request);
-        unjudged.filter(|request| !request.is_decided()).for_each(|one| tokens.subtract(&one.cost));
+        let (mut tokens, mut waiting) = (self.requested.clone(), self.waiting);
+        for (_, request) in self.requests.range(from..) {
+            waiting -= u64::from(request.has_to_wait);
+            if !request.is_decided() {
+                tokens.subtract(&request.cost);
+            }
+        }
         for (number, request) in self.requests.range_mut(from..) {
-            if request.is_decided() {
+            if !request.is_decided() {
+                tokens.add(&request.cost);
+            }
+            // If one before it has to wait again, and the line was full, the last one is refused.
+            let keeps_place = request.has_to_wait && waiting < visit.queue.most;
+            if keeps_place || request.is_decided() || request.is_in_flight() {
+                waiting += u64::from(request.has_to_wait);
                 continue;
             }
-            tokens.add(&request.cost);
-            if request.has_to_wait || request.is_in_flight() {
-                continue;
-            }
-            match request.judge(answer, &tokens, self.waiting, visit) {
+            match request.judge(answer, &tokens, waiting, visit) {
                 Ok(false) => self.first_unjudged = self.first_unjudged.min(*number),
-                Ok(true) => (request.has_to_wait, self.waiting) = (true, self.waiting + 1),
+                Ok(true) => {
+                    request.has_to_wait = true;
+                    (self.waiting, waiting) = (self.waiting + 1, waiting + 1);
+                }
                 Err(refusal) => {
                     request.stage = Stage::Refused(refusal);
                     request.wake(visit);

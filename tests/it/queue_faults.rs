@@ -290,6 +290,29 @@ async fn those_who_returned_their_tokens_count_as_waiting() {
     assert_eq!(others.peek(Key::global()).await.expect("memory").used(), 6);
 }
 
+/// Two were let through by what was left, which others have taken meanwhile. By then, the line was
+/// full of those behind them.
+#[tokio::test(start_paused = true)]
+async fn a_line_that_is_too_long_loses_those_who_came_last() {
+    let store = FarStore::new(|| 20);
+    let limit = Quota::per_minute(3).name("loses-last").key(Key::global());
+    let others = limit.clone().store(store.memory.clone());
+    let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(1, LONG));
+    let call = || tokio::spawn(status(service.clone().oneshot(get("/"))));
+    let first = call();
+    sleep(ms(30)).await;
+    let next = call();
+    assert!(others.check_cost(Key::global(), 2).await.expect("memory").allowed());
+    assert_eq!(first.await.expect("no panic"), 200);
+    let behind = [call(), call()];
+    let start = Instant::now();
+    for request in behind {
+        assert_eq!(request.await.expect("no panic"), 429);
+    }
+    assert!(start.elapsed() <= ms(100), "{:?}", start.elapsed());
+    assert_eq!(next.await.expect("no panic"), 200, "in the next minute");
+}
+
 /// By their own plans, and by quotas that have changed.
 #[tokio::test(start_paused = true)]
 async fn requests_under_other_quotas_than_the_first_ones_count_as_waiting() {
