@@ -355,3 +355,20 @@ fn a_count_above_a_lowered_limit_ends_with_its_window() {
     let tomorrow = SystemTime::from(at("2026-10-22T22:00:00Z"));
     assert_eq!(answer(lowered.check("alice")).retry_at(), Some(tomorrow));
 }
+
+/// S4: by less than a window, the stored one still runs.
+#[test]
+fn a_clock_that_steps_back_by_exactly_a_month_moves_the_count() {
+    let at = |text: &str| text.parse::<Timestamp>().expect("an instant");
+    let [january, february, march] =
+        ["2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z", "2026-03-01T00:00:00Z"].map(at);
+    for (later, ends) in [(0, february), (1, march)] {
+        let clock = ManualClock::at_ms(february.as_millisecond() as u64);
+        let limiter =
+            Limit::new(Quota::per_month(5)).store(MemoryStore::new().clock(clock.clone()));
+        assert!(answer(limiter.check("alice")).allowed());
+        clock.set_ms(january.as_millisecond() as u64 + later);
+        let decision = answer(limiter.check("alice"));
+        assert_eq!((decision.used(), decision.reset_at()), (2, SystemTime::from(ends)));
+    }
+}

@@ -110,3 +110,14 @@ fn the_debug_text_of_a_decision_names_its_parts() {
     }
     assert!(!text.contains("alice"));
 }
+
+/// S8: the window that ends would let a key begin anew, and the limit is still 0 then.
+#[test]
+fn a_limit_of_0_refuses_for_good_a_cost_within_its_capacity() {
+    let store = MemoryStore::new().clock(ManualClock::at_ms(HOUR_MS));
+    let limiter = Limit::new(Quota::per_minute(5).rollover_up_to(9)).store(store);
+    assert!(answer(limiter.check("alice")).allowed());
+    let zero = limiter.with_quotas(Quota::per_minute(0).rollover_up_to(9));
+    let refused = answer(zero.check("alice"));
+    assert_eq!((refused.allowed(), refused.retry_at()), (false, None));
+}

@@ -117,6 +117,16 @@ fn a_kept_receipt_refunds_nothing_after_its_window() {
     assert_eq!(answer(limiter.peek("alice")).used(), 5);
 }
 
+#[test]
+fn a_kept_receipt_may_be_of_a_window_that_the_last_instant_cuts_short() {
+    let store = Store::new();
+    store.clock.set_ms((1 << 53) - 10);
+    let limiter = store.process(Quota::per_minute(10));
+    let kept = to_json(answer(limiter.charge("alice", 5)).expect("it passes"));
+    answer(limiter.settle(read(&kept), 3));
+    assert_eq!(answer(limiter.peek("alice")).used(), 3);
+}
+
 /// A kept receipt also says which tokens came from a count shared with other keys, which can be
 /// refunded for another time.
 #[test]
