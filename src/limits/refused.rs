@@ -271,7 +271,7 @@ impl<T: Hash + Eq + Clone> Hitters<T> {
 
     /// The count of what is not there, at most.
     fn unseen(&self) -> u64 {
-        let is_full = self.most > 0 && self.hitters.len() == self.most;
+        let is_full = self.hitters.len() == self.most;
         let least = self.hitters.iter().map(|hitter| hitter.count).min();
         least.filter(|_| is_full).unwrap_or(0)
     }
