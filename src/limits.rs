@@ -549,15 +549,16 @@ pub(crate) fn charge_lines<'a>(
         AnyStore::Memory(memory) if !limiter(0).is_watched() => {
             let decided =
                 |of: Ruling| Reply::now(of.into_decision(limiter(0).scope().limit_name()));
-            let reply = match memory.rule(charge) {
+            let mut reply = match memory.rule(charge) {
                 Ok(ruling) if ruling.passed() => {
                     observer::note_passed(limiter(0).scope(), charge.cost(), false);
                     return decided(ruling);
                 }
                 Ok(ruling) => decided(ruling),
-                Err(reply) => reply,
+                Err(undecided) => memory.decide_other(charge, undecided),
             };
-            reply.noted(|decision| note_decision(decision, limiter, charge, true))
+            reply.note(|decision| note_decision(decision, limiter, charge, true));
+            reply
         }
         _ => charge_elsewhere(store, limiter, charge),
     }
@@ -570,7 +571,8 @@ fn charge_elsewhere<'a>(
     charge: Charge<'_>,
 ) -> Reply<Decision> {
     let note = |decision: &mut Decision| note_decision(decision, limiter, charge, true);
-    let mut reply = store.charge(charge).noted(note);
+    let mut reply = store.charge(charge);
+    reply.note(note);
     if reply.as_now().is_some() {
         return reply;
     }

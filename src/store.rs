@@ -250,11 +250,13 @@ impl AnyStore {
         }
     }
 
-    /// A usual charge in memory gives its [ruling](MemoryStore::rule).
+    /// A usual charge in memory gives its [ruling](MemoryStore::rule), any other its reply.
     #[inline(always)]
     pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Reply<Decision>> {
         match self {
-            Self::Memory(store) => store.rule(charge),
+            Self::Memory(store) => {
+                store.rule(charge).map_err(|undecided| store.decide_other(charge, undecided))
+            }
             Self::Other(_) => Err(self.charge(charge)),
         }
     }

@@ -193,7 +193,7 @@ impl Store for MemoryStore {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         match self.rule(charge) {
             Ok(ruling) => Reply::now(ruling.into_decision(charge.account().scope().limit_name())),
-            Err(reply) => reply,
+            Err(undecided) => self.decide_other(charge, undecided),
         }
     }
 

@@ -83,11 +83,10 @@ impl<T> Reply<T> {
     }
 
     #[inline(always)]
-    pub(crate) fn noted(mut self, note: impl FnOnce(&mut T)) -> Self {
+    pub(crate) fn note(&mut self, note: impl FnOnce(&mut T)) {
         if let Some(Ok(value)) = self.as_now() {
             note(value);
         }
-        self
     }
 
     /// Returns the value if the reply is done.

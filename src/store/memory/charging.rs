@@ -17,21 +17,34 @@ use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 use crate::window::Window;
 
+/// A charge that the short path does not decide, and how far it has come.
+pub(crate) struct Undecided<'s>(Reached<'s>);
+
+enum Reached<'s> {
+    /// The charge is not of one quota.
+    Nothing,
+    /// Its shard is found.
+    Shard(&'s LockedShard, Home),
+    /// Its shard is locked at this time.
+    Lock(Reading, MutexGuard<'s, Shard>, Home),
+}
+
 pub(super) type Found<'a, const Q: usize> = ([CountedIn; Q], [Window<'a>; Q]);
 
 impl MemoryStore {
     /// The ruling of a usual charge stays in registers until its decision is made where the reply
-    /// will be. The error is the reply to any other charge.
+    /// will be. The error is what [`decide_other`](Self::decide_other) needs for any other charge: a
+    /// reply would be moved, which is measurable.
     #[inline(always)]
-    pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Reply<Decision>> {
+    pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Undecided<'_>> {
         let Account { scope, quotas, key } = charge.account();
         let ([quota], true) = (quotas.as_slice(), charge.is_single()) else {
-            return Err(self.charge_lines(charge));
+            return Err(Undecided(Reached::Nothing));
         };
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
         let (time, home) = (&self.memory.time, Home { hash, scope: scope.id() });
         if !charge.is_plain() || !quota.is_plain() {
-            return Err(self.charge_specially(charge, shard, home));
+            return Err(Undecided(Reached::Shard(shard, home)));
         }
         let (fingerprint, cost) = (home.fingerprint(quota), charge.cost());
         if let Some(ruling) = shard.refuse_again(time, quota, fingerprint, cost) {
@@ -40,7 +53,21 @@ impl MemoryStore {
         let now = time.recently();
         let mut shard = shard.lock_for_charge();
         let ruling = shard.charge(now, quota, fingerprint, cost);
-        ruling.ok_or_else(|| self.charge_first(charge, now, shard.into_any(), home))
+        ruling.ok_or_else(|| Undecided(Reached::Lock(now, shard.into_any(), home)))
+    }
+
+    /// Decides a charge for which [`rule`](Self::rule) has no ruling.
+    #[inline(always)]
+    pub(crate) fn decide_other(
+        &self,
+        charge: Charge<'_>,
+        Undecided(reached): Undecided<'_>,
+    ) -> Reply<Decision> {
+        match reached {
+            Reached::Nothing => self.charge_lines(charge),
+            Reached::Shard(shard, home) => self.charge_specially(charge, shard, home),
+            Reached::Lock(now, shard, home) => self.charge_first(charge, now, shard, home),
+        }
     }
 
     #[inline(never)]
