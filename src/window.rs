@@ -256,11 +256,6 @@ impl<'a> Window<'a> {
         cost <= self.available(reserve)
     }
 
-    #[inline]
-    pub(crate) fn running_fits(&self, cost: u64) -> bool {
-        cost <= (limit(self.quota) - self.used).max(0) as u64
-    }
-
     /// Takes tokens even if they don't fit (S15 may overdraw).
     #[inline]
     pub(crate) fn take(&self, cost: u64) -> State {

@@ -37,28 +37,32 @@ impl Decision {
         Self { line, details: None }
     }
 
-    /// [`over`](Self::over) for a plain charge that fits in its [running](Window::running) windows:
-    /// returns the new counts.
+    /// [`over`](Self::over) for a plain charge in [running](Window::running) windows, with these
+    /// standings before it. `fits` is whether all grant it.
     #[inline(always)]
     pub(crate) fn all_running<const N: usize>(
         name: LimitName,
         now: i64,
-        windows: &[Window<'_>; N],
+        usage: [Usage; N],
         cost: u64,
-    ) -> (Self, [i64; N]) {
-        let used = windows.each_ref().map(|window| window.used() + cost as i64);
+        fits: bool,
+    ) -> Self {
+        let taken = if fits { cost as i64 } else { 0 };
         let mut standings = [Usage::NONE; Quotas::MAX];
-        for ((standing, window), used) in standings.iter_mut().zip(windows).zip(used) {
-            *standing = Usage { used, ..Usage::from_window(window) };
+        for (standing, usage) in standings.iter_mut().zip(usage) {
+            *standing = Usage { used: usage.used + taken, ..usage };
         }
         let mut decision = Self::new(name, now, cost, [standings[0], standings[1]], N);
         if N > MAX_INLINE {
             decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
         }
-        if N > 1 {
+        if !fits {
+            let ranks = usage.iter().map(|usage| (usage.verdict(cost), usage.end()));
+            decision.refuse(ranks.enumerate().filter(|(_, (of, _))| *of != Verdict::Passed));
+        } else if N > 1 {
             decision.govern_by_tightest();
         }
-        (decision, used)
+        decision
     }
 
     /// All quotas grant the charge, or none does (S6). `windows` has one for each quota, at most
@@ -118,26 +122,28 @@ impl Decision {
                 decision.govern_by(last);
             }
             None => {
-                (decision.line.refusing, decision.line.cost) = (refusing, cost);
-                decision.refuse(windows, cost, ask.reserve);
+                decision.line.cost = cost;
+                let refusing = windows.iter().enumerate().filter(|(i, _)| refusing >> i & 1 == 1);
+                decision.refuse(refusing.map(|(i, window)| {
+                    let verdict = match window.retry_at(cost, ask.reserve) {
+                        Some(retry_at) => Verdict::Refused { retry_at },
+                        None => Verdict::RefusedForGood,
+                    };
+                    (i, (verdict, window.end()))
+                }));
             }
         }
         (decision, writes)
     }
 
+    /// Refuses by these quotas, each with its verdict and the end of its window.
     #[inline(always)]
-    fn refuse(&mut self, windows: &[Window<'_>], cost: u64, reserve: bool) {
+    fn refuse(&mut self, refusing: impl Iterator<Item = (usize, (Verdict, i64))>) {
         let mut latest = None;
-        let refusing = self.line.refusing;
-        for (i, window) in windows.iter().enumerate().filter(|(i, _)| refusing >> i & 1 == 1) {
-            let verdict = match window.retry_at(cost, reserve) {
-                Some(retry_at) => Verdict::Refused { retry_at },
-                None => Verdict::RefusedForGood,
-            };
-            let rank = (verdict, window.end());
+        for (i, rank) in refusing {
+            self.line.refusing |= 1 << i;
             if latest.is_none_or(|latest| rank > latest) {
-                latest = Some(rank);
-                self.line.verdict = verdict;
+                (latest, self.line.verdict) = (Some(rank), rank.0);
                 self.govern_by(i);
             }
         }
@@ -156,16 +162,11 @@ pub(crate) struct Ruling {
 
 impl Ruling {
     #[inline(always)]
-    pub(crate) fn new(now: i64, window: &Window<'_>, cost: u64) -> Self {
-        let mut usage = Usage::from_window(window);
-        let verdict = if window.running_fits(cost) {
+    pub(crate) fn new(now: i64, mut usage: Usage, cost: u64) -> Self {
+        let verdict = usage.verdict(cost);
+        if verdict == Verdict::Passed {
             usage.used += cost as i64;
-            Verdict::Passed
-        } else if cost <= usage.limit() {
-            Verdict::Refused { retry_at: window.end() }
-        } else {
-            Verdict::RefusedForGood
-        };
+        }
         Self { now, cost, usage, verdict }
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::Verdict;
 use crate::quota::Span;
 use crate::window::Window;
 
@@ -29,10 +30,10 @@ pub struct Usage {
 }
 
 impl Usage {
-    pub(super) const NONE: Self = Self { limit: 0, start: 0, end: 0, used: 0 };
+    pub(crate) const NONE: Self = Self { limit: 0, start: 0, end: 0, used: 0 };
 
     #[inline]
-    pub(super) fn from_window(window: &Window<'_>) -> Self {
+    pub(crate) fn from_window(window: &Window<'_>) -> Self {
         Self {
             limit: window.quota().limit,
             start: window.start(),
@@ -67,6 +68,25 @@ impl Usage {
     #[inline]
     pub fn remaining(&self) -> u64 {
         (self.limit as i64).saturating_sub(self.used).max(0) as u64
+    }
+
+    /// Returns whether a charge passes in a [running](Window::running) window, whose quota is plain
+    /// and whose count is not negative.
+    #[inline]
+    pub(crate) fn fits(&self, cost: u64) -> bool {
+        cost <= (self.limit as i64 - self.used).max(0) as u64
+    }
+
+    /// Returns the verdict on such a charge.
+    #[inline(always)]
+    pub(super) fn verdict(&self, cost: u64) -> Verdict {
+        if self.fits(cost) {
+            Verdict::Passed
+        } else if cost <= self.limit {
+            Verdict::Refused { retry_at: self.end }
+        } else {
+            Verdict::RefusedForGood
+        }
     }
 
     /// Returns whether the last `taken` tokens have reached this share of the limit, in percent.

@@ -59,18 +59,11 @@ impl<S: Default> Sharded<S> {
 
     #[inline(always)]
     pub(super) fn shard_of(&self, scope: &Scope, key: &Key) -> (&S, u64) {
-        let (shard, hash) = self.locate(scope, key);
-        (self.at(shard), hash)
+        let (hash, shards) = (hash(&self.hasher, scope, key), self.shards());
+        (&shards[index(shards, hash)].0, hash)
     }
 
-    #[inline(always)]
-    pub(super) fn locate(&self, scope: &Scope, key: &Key) -> (usize, u64) {
-        let hash = hash(&self.hasher, scope, key);
-        (index(self.shards(), hash), hash)
-    }
-
-    /// A thread that has locked one may lock only shards of larger numbers.
-    #[inline]
+    #[cfg(feature = "saved")]
     pub(super) fn at(&self, shard: usize) -> &S {
         &self.shards()[shard].0
     }

@@ -29,17 +29,17 @@ pub(super) struct Table<P> {
 }
 
 /// The fingerprint is of the entry that is there or may be put there.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Slot {
-    bucket: usize,
-    way: usize,
+    /// The position in all buckets.
+    index: usize,
     fingerprint: u64,
 }
 
 impl Slot {
     #[inline]
     pub(super) fn is(&self, other: &Slot) -> bool {
-        (self.bucket, self.way) == (other.bucket, other.way)
+        self.index == other.index
     }
 }
 
@@ -129,14 +129,26 @@ impl<P: Copy + Default> Table<P> {
         if is_first {
             Some(&mut self.buckets[first_bucket][first_way])
         } else {
-            self.find_position(fingerprint)
-                .map(|(bucket, way)| &mut self.buckets[bucket][way % WAYS])
+            self.search(fingerprint).map(|slot| &mut self.buckets.as_flattened_mut()[slot.index])
+        }
+    }
+
+    /// Returns the entry of a fingerprint, which may have expired, with its place.
+    #[inline(always)]
+    pub(super) fn placed(&self, fingerprint: u64) -> Option<(Slot, Entry<P>)> {
+        let ([first_bucket, _], first_way) = self.choices(fingerprint);
+        let first = self.buckets[first_bucket][first_way];
+        // Most entries are there.
+        if first.fingerprint == fingerprint {
+            Some((Slot { index: first_bucket * WAYS + first_way, fingerprint }, first))
+        } else {
+            self.search(fingerprint).map(|slot| (slot, self.get(slot)))
         }
     }
 
     #[inline(never)]
-    fn find_position(&self, fingerprint: u64) -> Option<(usize, usize)> {
-        self.entry(fingerprint, |_| false).map(|Slot { bucket, way, .. }| (bucket, way))
+    fn search(&self, fingerprint: u64) -> Option<Slot> {
+        self.entry(fingerprint, |_| false)
     }
 
     /// Free places that are `taken` are passed.
@@ -156,7 +168,7 @@ impl<P: Copy + Default> Table<P> {
             let entries = &self.buckets[bucket];
             for i in 0..WAYS {
                 let way = (first + i) % WAYS;
-                let slot = Slot { bucket, way, fingerprint };
+                let slot = Slot { index: bucket * WAYS + way, fingerprint };
                 // A `taken` entry had expired, and is another quota's of the key from now on.
                 if entries[way].fingerprint == fingerprint && !taken(&slot) {
                     return Some(slot);
@@ -185,7 +197,7 @@ impl<P: Copy + Default> Table<P> {
         let free = |bucket: usize| {
             let ways = self.buckets[bucket].iter().enumerate();
             ways.fold(0_u16, |free, (way, entry)| {
-                let slot = Slot { bucket, way, fingerprint };
+                let slot = Slot { index: bucket * WAYS + way, fingerprint };
                 free | u16::from(entry.until <= now && !taken(&slot)) << way
             })
         };
@@ -200,7 +212,7 @@ impl<P: Copy + Default> Table<P> {
             0 => Found::Full,
             ways => {
                 let way = (first + ways.trailing_zeros() as usize) % WAYS;
-                Found::Free(Slot { bucket, way, fingerprint })
+                Found::Free(Slot { index: bucket * WAYS + way, fingerprint })
             }
         }
     }
@@ -230,18 +242,17 @@ impl<P: Copy + Default> Table<P> {
 
     #[inline]
     pub(super) fn get(&self, slot: Slot) -> Entry<P> {
-        self.buckets[slot.bucket][slot.way % WAYS]
+        self.buckets.as_flattened()[slot.index]
     }
 
     #[inline]
-    pub(super) fn payload_mut(&mut self, slot: Slot) -> &mut P {
-        &mut self.buckets[slot.bucket][slot.way % WAYS].payload
+    pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Entry<P> {
+        &mut self.buckets.as_flattened_mut()[slot.index]
     }
 
     #[inline]
     pub(super) fn set(&mut self, slot: Slot, until: i64, payload: P) {
-        let Slot { bucket, way, fingerprint } = slot;
-        self.buckets[bucket][way % WAYS] = Entry { fingerprint, until, payload };
+        *self.get_mut(slot) = Entry { fingerprint: slot.fingerprint, until, payload };
     }
 
     pub(super) fn clear(&mut self, slot: Slot) {

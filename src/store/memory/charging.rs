@@ -99,14 +99,14 @@ impl MemoryStore {
         let now = self.enter(now, &mut locked);
         let (account, cost) = charge.line_at(0);
         if charge.is_plain()
-            && let Some((decision, is_new)) =
+            && let Some((ruling, is_new)) =
                 locked.shard_of(0).charge_first(now, &account, &home, cost)
         {
             if is_new {
                 // Under the lock, so that a reset or a save that finds the entry finds its counter.
                 self.memory.counters.note(account.scope(), &account.quotas().as_slice()[0]);
             }
-            return Reply::now(decision);
+            return Reply::now(ruling.into_decision(account.scope().limit_name()));
         }
         self.decide::<1, 1>(charge, &[(account, cost)], now, locked)
     }
@@ -137,7 +137,8 @@ impl MemoryStore {
         // The first line fills the unused places.
         let lines: [_; L] = array::from_fn(|i| charge.line_at(if i < len { i } else { 0 }));
         let lines = &lines[..len];
-        let mut locked = LockedShards::<L>::new(&self.memory.shards, lines);
+        let mut locked = LockedShards::<L>::none();
+        locked.lock(&self.memory.shards, lines);
         let now = self.enter(self.time_for(&charge), &mut locked);
         if charge.is_plain()
             && let Some(decision) = locked.charge_running::<R>(now, lines)

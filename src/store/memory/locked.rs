@@ -1,5 +1,7 @@
 //! A shard with its lock, and the locked shards of a charge.
 
+use std::{array, ptr};
+
 use super::super::charge::ChargeLine;
 use super::super::sharded::Sharded;
 use super::super::table::Slot;
@@ -7,10 +9,9 @@ use super::charging::Found;
 use super::last_refused::LastRefused;
 use super::shard::{CountedIn, Home, Shard};
 use super::time::{Reading, Time};
-use crate::decision::{Ask, Decision, MAX_LIMITS, Merging, Ruling};
+use crate::decision::{Decision, MAX_LIMITS, Merging, Ruling, Usage};
 use crate::quota::Quota;
 use crate::sync::{self, Mutex, MutexGuard};
-use crate::window::Window;
 
 #[derive(Default)]
 pub(super) struct LockedShard {
@@ -104,14 +105,13 @@ impl From<Shard> for LockedShard {
     }
 }
 
-type Running<'a, const Q: usize> = ([Slot; Q], [Window<'a>; Q]);
+type Running<const Q: usize> = ([Slot; Q], [Usage; Q]);
 
 /// Locks are taken in ascending order of shards. There are `L` lines, or up to [`MAX_LIMITS`] if
 /// `L` is that.
 pub(super) struct LockedShards<'s, const L: usize> {
     pub(super) homes: [Home; L],
-    order: [usize; L],
-    /// The index in `shards` of each line's lock.
+    /// The index in `shards` of each line's lock: how many lines have a shard before its own.
     lock: [usize; L],
     len: usize,
     shards: [Option<MutexGuard<'s, Shard>>; L],
@@ -120,47 +120,44 @@ pub(super) struct LockedShards<'s, const L: usize> {
 impl<'s> LockedShards<'s, 1> {
     #[inline(always)]
     pub(super) fn one(shard: MutexGuard<'s, Shard>, home: Home) -> Self {
-        Self { homes: [home], order: [0], lock: [0], len: 1, shards: [Some(shard)] }
+        Self { homes: [home], lock: [0], len: 1, shards: [Some(shard)] }
     }
 }
 
 impl<'s, const L: usize> LockedShards<'s, L> {
+    /// No keys, and no locks.
     #[inline(always)]
-    pub(super) fn new(all: &'s Sharded<LockedShard>, lines: &[ChargeLine<'_>]) -> Self {
-        let len = if L < MAX_LIMITS { L } else { lines.len() };
-        let lines = &lines[..len];
-        let (mut homes, mut places) = ([Home { hash: 0, scope: 0 }; L], [0; L]);
-        for i in 0..len {
-            let (account, cost) = &lines[i];
-            let (shard, hash) = all.locate(account.scope(), account.key());
-            homes[i] = Home { hash, scope: account.scope().id() };
-            // A line that takes nothing comes last in its shard, or it could be given a place in
-            // which another line then does not find its own entry.
-            let place = ((shard << 1 | usize::from(*cost == 0)) * MAX_LIMITS) | i;
-            let mut at = i;
-            while at > 0 && places[at - 1] > place {
-                places[at] = places[at - 1];
-                at -= 1;
-            }
-            places[at] = place;
+    pub(super) fn none() -> Self {
+        let homes = [Home { hash: 0, scope: 0 }; L];
+        Self { homes, lock: [0; L], len: 0, shards: [const { None }; L] }
+    }
+
+    /// Locks the shards of lines. In its place, since moving all this is measurable.
+    #[inline(always)]
+    pub(super) fn lock(&mut self, all: &'s Sharded<LockedShard>, lines: &[ChargeLine<'_>]) {
+        self.len = if L < MAX_LIMITS { L } else { lines.len() };
+        let (mut shards, mut ascending) = ([None; L], [None; L]);
+        for (i, (account, _)) in lines[..self.len].iter().enumerate() {
+            let (shard, hash) = all.shard_of(account.scope(), account.key());
+            (shards[i], self.homes[i]) = (Some(shard), Home { hash, scope: account.scope().id() });
         }
-        let (mut order, mut lock, mut shards) = ([0; L], [0; L], [const { None }; L]);
-        let (mut last, mut locks) = (usize::MAX, 0);
-        for at in 0..len {
-            let shard = places[at] / (2 * MAX_LIMITS);
-            order[at] = places[at] % MAX_LIMITS;
-            if shard != last {
-                last = shard;
-                shards[locks] = Some(all.at(shard).lock());
-                locks += 1;
-            }
-            lock[order[at]] = locks - 1;
+        // A thread that has locked a shard locks only later ones. They lie in a row, so that their
+        // addresses tell.
+        let address = |shard: Option<&LockedShard>| shard.map(ptr::from_ref);
+        for i in 0..self.len {
+            let before = |of: &&Option<&LockedShard>| address(**of) < address(shards[i]);
+            self.lock[i] = shards[..self.len].iter().filter(before).count();
+            ascending[self.lock[i]] = shards[i];
         }
-        Self { homes, order, lock, len, shards }
+        for (locked, shard) in self.shards.iter_mut().zip(ascending) {
+            if let Some(shard) = shard {
+                *locked = Some(shard.lock());
+            }
+        }
     }
 
     pub(super) fn shards(&mut self) -> impl Iterator<Item = &mut Shard> {
-        self.shards.iter_mut().map_while(|shard| shard.as_deref_mut())
+        self.shards.iter_mut().filter_map(|shard| shard.as_deref_mut())
     }
 
     #[inline]
@@ -180,53 +177,57 @@ impl<'s, const L: usize> LockedShards<'s, L> {
     }
 
     #[inline(always)]
-    fn running<'a, const Q: usize>(
-        &mut self,
-        line: usize,
-        now: Reading,
-        (account, _): &ChargeLine<'a>,
-    ) -> Option<Running<'a, Q>> {
-        let quotas: &[Quota; Q] = account.quotas().as_slice().try_into().ok()?;
-        let (home, shard) = (self.homes[line], self.shard_of(line));
-        let (slot, window) = shard.running(now, &quotas[0], &home)?;
-        let (mut slots, mut windows) = ([slot; Q], [window; Q]);
-        for q in 1..Q {
-            (slots[q], windows[q]) = shard.running(now, &quotas[q], &home)?;
-        }
-        Some((slots, windows))
-    }
-
-    #[inline(always)]
     pub(super) fn charge_running<const Q: usize>(
         &mut self,
         now: Reading,
         lines: &[ChargeLine<'_>],
     ) -> Option<Decision> {
-        let lines = &lines[..self.len];
-        let mut running = [self.running::<Q>(0, now, &lines[0])?; L];
-        for i in 1..self.len {
-            running[i] = self.running::<Q>(i, now, &lines[i])?;
+        let lines = &lines[..if L < MAX_LIMITS { L } else { self.len }];
+        // The first line outside of the loops, so that the compiler knows its place. It fills the
+        // unused ones.
+        let mut running = [self.running::<Q>(now, 0, &lines[0])?; L];
+        for i in 1..lines.len() {
+            running[i] = self.running::<Q>(now, i, &lines[i])?;
         }
-        let fit = |((_, cost), (_, windows)): (&ChargeLine<'_>, &Running<'_, Q>)| {
-            windows.iter().all(|window| window.running_fits(*cost))
+        let fit = |((_, cost), (_, usage)): (&ChargeLine<'_>, &Running<Q>)| {
+            usage.iter().all(|usage| usage.fits(*cost))
         };
         if !lines.iter().zip(&running).all(fit) {
             return Some(refuse_running(now, lines, &running));
         }
+        for (i, (_, cost)) in lines.iter().enumerate() {
+            let (shard, (slots, _)) = (self.shard_of(i), &running[i]);
+            slots.iter().for_each(|slot| shard.take_running(*slot, *cost));
+        }
+        let decided = |i: usize| {
+            let ((account, cost), (_, usage)) = (&lines[i], running[i]);
+            Decision::all_running(account.scope().limit_name(), now.at, usage, *cost, true)
+        };
+        if L == 1 {
+            return Some(decided(0));
+        }
         let mut merging = Merging::new(L);
-        for (i, (account, cost)) in lines.iter().enumerate() {
-            let (slots, windows) = &running[i];
-            let name = account.scope().limit_name();
-            let (decision, used) = Decision::all_running(name, now.at, windows, *cost);
-            // For a cost of 0, `used` is the count that was found.
-            let shard = self.shard_of(i);
-            slots.iter().zip(used).for_each(|(slot, used)| shard.set_used(*slot, used));
-            if L == 1 {
-                return Some(decision);
-            }
-            merging.push(decision);
+        merging.push(decided(0));
+        for i in 1..lines.len() {
+            merging.push(decided(i));
         }
         Some(merging.done())
+    }
+
+    #[inline(always)]
+    fn running<const Q: usize>(
+        &mut self,
+        now: Reading,
+        line: usize,
+        (account, _): &ChargeLine<'_>,
+    ) -> Option<Running<Q>> {
+        let quotas: &[Quota; Q] = account.quotas().as_slice().try_into().ok()?;
+        let (home, shard) = (self.homes[line], self.shard_of(line));
+        let (mut slots, mut usage) = ([Slot::default(); Q], [Usage::NONE; Q]);
+        for i in 0..Q {
+            (slots[i], usage[i]) = shard.running(now, &quotas[i], &home)?;
+        }
+        Some((slots, usage))
     }
 
     /// If a table grows for a line, its entries move, and all lines are located again.
@@ -236,12 +237,16 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         now: i64,
         lines: &[ChargeLine<'a>],
     ) -> [Found<'a, Q>; L] {
+        let mut order: [usize; L] = array::from_fn(|line| line);
+        // Within a shard, a line that takes nothing comes last: otherwise it could be given a place
+        // in which another line then does not find its own entry.
+        order[..self.len].sort_by_key(|line| (self.lock[*line], lines[*line].1 == 0));
         loop {
             let mut found: Option<[Found<'a, Q>; L]> = None;
             let mut places = [[CountedIn::None; Q]; L];
             let (mut first, mut grew, mut lock) = (0, false, 0);
             for at in 0..self.len {
-                let line = self.order[at];
+                let line = order[at];
                 let ((account, _), home) = (lines[line], self.homes[line]);
                 if self.lock[line] != lock {
                     (lock, first) = (self.lock[line], at);
@@ -269,19 +274,14 @@ impl<'s, const L: usize> LockedShards<'s, L> {
 fn refuse_running<const L: usize, const Q: usize>(
     now: Reading,
     lines: &[ChargeLine<'_>],
-    running: &[Running<'_, Q>; L],
+    running: &[Running<Q>; L],
 ) -> Decision {
     let mut merging = Merging::new(L);
-    for ((account, cost), (_, windows)) in lines.iter().zip(running) {
+    for ((account, cost), (_, usage)) in lines.iter().zip(running) {
+        let (name, fits) = (account.scope().limit_name(), usage.iter().all(|of| of.fits(*cost)));
         // A line that fits only reports its counts.
-        let fits = windows.iter().all(|window| window.running_fits(*cost));
-        let (name, cost) = (account.scope().limit_name(), if fits { 0 } else { *cost });
-        merging.push(if let [window] = &windows[..] {
-            Ruling::new(now.at, window, cost).into_decision(name)
-        } else {
-            let ask = Ask { cost, reserve: false, peek: false };
-            Decision::over::<Q>(name, now.at, windows, ask).0
-        });
+        let cost = if fits { 0 } else { *cost };
+        merging.push(Decision::all_running(name, now.at, *usage, cost, fits));
     }
     merging.done()
 }

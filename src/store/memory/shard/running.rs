@@ -5,7 +5,7 @@ use super::super::super::account::Account;
 use super::super::super::table::{Found, Slot};
 use super::super::time::Reading;
 use super::{Count, Home, Shard, state};
-use crate::decision::{Decision, Ruling};
+use crate::decision::{Ruling, Usage};
 use crate::quota::Quota;
 use crate::window::{State, Window};
 
@@ -33,7 +33,7 @@ impl Shard {
         cost: u64,
     ) -> Option<Ruling> {
         let window = Window::running(now.at, now.latest(), state, quota)?;
-        Some(Ruling::new(now.at, &window, cost))
+        Some(Ruling::new(now.at, Usage::from_window(&window), cost))
     }
 
     /// Decides the first plain charge of a quota in a window, in the key's entry or in a free one.
@@ -48,50 +48,51 @@ impl Shard {
         account: &Account<'_>,
         home: &Home,
         cost: u64,
-    ) -> Option<(Decision, bool)> {
-        let (quota, name) = (&account.quotas().as_slice()[0], account.scope().limit_name());
+    ) -> Option<(Ruling, bool)> {
+        let quota = &account.quotas().as_slice()[0];
         let shares = self.overflows_until(now.at).is_some();
         let window = Window::at(now.at, None, quota, account.shift(quota));
         let is_sure = now.is_exact() || !window.is_over_at(now.at, now.latest());
         if quota.capacity != quota.limit || cost == 0 || !is_sure {
             return None;
         }
-        let fingerprint = home.fingerprint(quota);
-        if !window.fits(cost, false) {
+        let (fingerprint, ruling) =
+            (home.fingerprint(quota), Ruling::new(now.at, Usage::from_window(&window), cost));
+        if !ruling.passed() {
             let slot = self.table.entry(fingerprint, |_| false);
             let is_first = slot.is_none_or(|slot| self.table.get(slot).until <= now.at);
-            let ruling = Ruling::new(now.at, &window, cost);
-            return (is_first && !shares).then(|| (ruling.into_decision(name), false));
+            return (is_first && !shares).then_some((ruling, false));
         }
         let (slot, is_new) = match self.table.find(fingerprint, now.at, |_| false) {
             Found::Entry(slot) if self.table.get(slot).until <= now.at => (slot, false),
             Found::Free(slot) if !shares => (slot, true),
             _ => return None,
         };
-        let (decision, [used]) = Decision::all_running(name, now.at, &[window], cost);
         // The count of a quota that carries nothing over ends with its window.
-        self.table.set(slot, window.end(), Count { start: window.start(), used });
-        Some((decision, is_new))
-    }
-
-    #[inline]
-    pub(in crate::store::memory) fn set_used(&mut self, slot: Slot, used: i64) {
-        self.table.payload_mut(slot).used = used;
+        let count = Count { start: window.start(), used: ruling.used() };
+        self.table.set(slot, window.end(), count);
+        Some((ruling, is_new))
     }
 
     /// `None` unless the window runs at every instant that the reading may mean.
     #[inline(always)]
-    pub(in crate::store::memory) fn running<'a>(
+    pub(in crate::store::memory) fn running(
         &self,
         now: Reading,
-        quota: &'a Quota,
+        quota: &Quota,
         home: &Home,
-    ) -> Option<(Slot, Window<'a>)> {
+    ) -> Option<(Slot, Usage)> {
         if !quota.is_plain() {
             return None;
         }
-        let slot = self.table.entry(home.fingerprint(quota), |_| false)?;
-        let state = state(self.table.get(slot));
-        Some((slot, Window::running(now.at, now.latest(), state, quota)?))
+        let (slot, entry) = self.table.placed(home.fingerprint(quota))?;
+        let window = Window::running(now.at, now.latest(), state(entry), quota)?;
+        Some((slot, Usage::from_window(&window)))
+    }
+
+    /// Takes tokens of a plain quota, whose window runs and has them.
+    #[inline(always)]
+    pub(in crate::store::memory) fn take_running(&mut self, slot: Slot, cost: u64) {
+        self.table.get_mut(slot).payload.used += cost as i64;
     }
 }
