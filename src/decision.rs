@@ -119,10 +119,12 @@ struct LineDetails {
 
 /// In the places of the charge. A limit whose store failed, and that lets requests pass then, has
 /// no line.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct DecidedLines {
-    /// Not [`Details`]: a recursive type is dropped by a function call.
-    all: [Option<(DecidedLine, Option<Box<LineDetails>>)>; MAX_LIMITS],
+    all: [Option<DecidedLine>; MAX_LIMITS],
+    /// Beside the lines, so that nothing is dropped where a line is written. Not [`Details`]: a
+    /// recursive type is dropped by a function call.
+    details: [Option<Box<LineDetails>>; MAX_LIMITS],
     governing: u8,
 }
 
@@ -132,7 +134,8 @@ struct LineRef<'a>(&'a DecidedLine, Option<&'a LineDetails>);
 impl Default for Details {
     #[inline(always)]
     fn default() -> Self {
-        Self::Lines(DecidedLines::default())
+        let (all, details) = ([None; MAX_LIMITS], [const { None }; MAX_LIMITS]);
+        Self::Lines(DecidedLines { all, details, governing: 0 })
     }
 }
 
@@ -146,10 +149,19 @@ impl LineDetails {
 
 impl DecidedLines {
     fn decided(&self) -> impl Iterator<Item = (usize, LineRef<'_>)> + Clone {
-        self.all.iter().enumerate().filter_map(|(place, of)| {
-            let (line, details) = of.as_ref()?;
-            Some((place, LineRef(line, details.as_deref())))
-        })
+        (0..MAX_LIMITS).filter_map(|place| Some((place, self.at(place)?)))
+    }
+
+    #[inline]
+    fn at(&self, place: usize) -> Option<LineRef<'_>> {
+        Some(LineRef(self.all.get(place)?.as_ref()?, self.details[place].as_deref()))
+    }
+
+    fn at_mut(
+        &mut self,
+        place: usize,
+    ) -> Option<(&mut DecidedLine, &mut Option<Box<LineDetails>>)> {
+        Some((self.all.get_mut(place)?.as_mut()?, &mut self.details[place]))
     }
 }
 
@@ -384,9 +396,7 @@ impl Decision {
     #[inline(never)]
     fn governing_line(&self) -> LineRef<'_> {
         let details = match self.details.as_deref() {
-            Some(Details::Lines(DecidedLines { all, governing })) => {
-                all[usize::from(*governing)].as_ref().and_then(|(_, details)| details.as_deref())
-            }
+            Some(Details::Lines(lines)) => lines.details[usize::from(lines.governing)].as_deref(),
             Some(Details::Line(details)) => Some(details),
             None => None,
         };
@@ -396,10 +406,7 @@ impl Decision {
     /// `None` if the store of the line at this place failed, and lets requests pass then.
     pub(crate) fn at(&self, place: usize) -> Option<Cow<'_, Self>> {
         match self.details.as_deref() {
-            Some(Details::Lines(lines)) => {
-                let (line, details) = lines.all.get(place)?.as_ref()?;
-                Some(Cow::Owned(LineRef(line, details.as_deref()).to_decision()))
-            }
+            Some(Details::Lines(lines)) => Some(Cow::Owned(lines.at(place)?.to_decision())),
             _ => (place == 0).then_some(Cow::Borrowed(self)),
         }
     }
@@ -407,7 +414,7 @@ impl Decision {
     #[inline]
     fn line_at(&self, place: usize) -> Option<&DecidedLine> {
         match self.details.as_deref() {
-            Some(Details::Lines(lines)) => Some(&lines.all.get(place)?.as_ref()?.0),
+            Some(Details::Lines(lines)) => Some(lines.at(place)?.0),
             _ => Some(&self.line),
         }
     }
@@ -439,7 +446,7 @@ impl Decision {
         match &mut **self.details.get_or_insert_with(|| Box::new(Details::Line(new(line)))) {
             Details::Line(details) => Some(details),
             Details::Lines(lines) => {
-                let (line, details) = lines.all.get_mut(place)?.as_mut()?;
+                let (line, details) = lines.at_mut(place)?;
                 Some(details.get_or_insert_with(|| Box::new(new(line))))
             }
         }
@@ -498,7 +505,7 @@ impl Decision {
                 states
             }
             Details::Lines(lines) => {
-                let (line, details) = lines.all.get_mut(place)?.as_mut()?;
+                let (line, details) = lines.at_mut(place)?;
                 let states = details.as_mut()?.states.take();
                 *details = details.take().filter(|details| !is_needless(line, details));
                 states
@@ -523,8 +530,7 @@ impl Decision {
         }
         match self.details.as_deref_mut() {
             Some(Details::Lines(lines)) => {
-                let of = lines.all.get_mut(place).and_then(Option::as_mut);
-                of.into_iter().for_each(|(line, _)| line.refuser = kept);
+                lines.at_mut(place).into_iter().for_each(|(line, _)| line.refuser = kept);
             }
             _ => self.line.refuser = kept,
         }
@@ -533,7 +539,7 @@ impl Decision {
     pub(crate) fn into_local(mut self) -> Self {
         self.line.local = true;
         if let Some(Details::Lines(lines)) = self.details.as_deref_mut() {
-            lines.all.iter_mut().flatten().for_each(|(line, _)| line.local = true);
+            lines.all.iter_mut().flatten().for_each(|line| line.local = true);
         }
         self
     }

@@ -384,19 +384,21 @@ impl Merging {
             self.only = Some(decision);
             return;
         };
-        let Decision { line, details } = decision;
-        let Some(at) = lines.all.get_mut(place) else { return };
+        let (line, Some(at)) = (&decision.line, lines.all.get_mut(place)) else { return };
         self.now = self.now.max(line.now);
         self.local |= line.local;
         // Refused for good prevails, then the latest retry.
         if line.verdict != Verdict::Passed {
             self.verdict = self.verdict.max(line.verdict);
         }
-        let rank = Rank::of(&line);
+        let rank = Rank::of(line);
         if self.governing.as_ref().is_none_or(|governing| rank.prevails_over(governing)) {
             (self.governing, lines.governing) = (Some(rank), place as u8);
         }
-        *at = Some((line, details.map(LineDetails::from_only)));
+        *at = Some(decision.line);
+        if let Some(details) = decision.details {
+            lines.details[place] = Some(LineDetails::from_only(details));
+        }
     }
 
     #[inline(always)]
@@ -404,9 +406,8 @@ impl Merging {
         let Self { only, all, now, verdict, local, .. } = self;
         let Some(all) = all else { return only.expect("there is a line") };
         let Details::Lines(lines) = &*all else { unreachable!("made so") };
-        let governing = lines.all[usize::from(lines.governing)].as_ref();
-        let (line, _) = governing.expect("there is a line");
-        Decision { line: DecidedLine { now, verdict, local, ..*line }, details: Some(all) }
+        let line = lines.all[usize::from(lines.governing)].expect("there is a line");
+        Decision { line: DecidedLine { now, verdict, local, ..line }, details: Some(all) }
     }
 }
 
