@@ -186,21 +186,21 @@ impl Limits {
     }
 
     fn find(&self, name: &str) -> Option<&Limiter> {
-        self.position(name, 0).map(|limit| &self.limits[limit])
+        self.find_near(name, 0).map(|(_, limiter)| limiter)
     }
 
-    /// The limit is probably `here`.
+    /// The limiter, which is probably `here`, with its position.
     #[inline(always)]
-    fn position(&self, name: &str, here: usize) -> Option<usize> {
+    fn find_near(&self, name: &str, here: usize) -> Option<(usize, &Limiter)> {
         match self.limits.get(here) {
-            Some(limit) if limit.scope().name() == name => Some(here),
-            _ => self.search_position(name),
+            Some(limit) if limit.scope().name() == name => Some((here, limit)),
+            _ => self.search(name),
         }
     }
 
     #[inline(never)]
-    fn search_position(&self, name: &str) -> Option<usize> {
-        self.limits.iter().position(|limit| limit.scope().name() == name)
+    fn search(&self, name: &str) -> Option<(usize, &Limiter)> {
+        self.limits.iter().enumerate().find(|(_, limit)| limit.scope().name() == name)
     }
 
     /// Takes the cost of each line, or nothing: see the example of [`Line`].
@@ -299,24 +299,29 @@ impl Limits {
         Ok(Reply::all(settled.collect()))
     }
 
+    /// Places beyond the lines stay as they are.
     #[inline(always)]
-    fn limiters_of(&self, lines: &[Line<'_>]) -> Result<[&Limiter; MAX_LIMITS], StoreError> {
+    fn find_limiters<'a>(
+        &'a self,
+        lines: &[Line<'_>],
+        limiters: &mut [&'a Limiter; MAX_LIMITS],
+    ) -> Result<(), StoreError> {
         if lines.is_empty() || lines.len() > MAX_LIMITS {
             return Err(StoreError::new("a charge has one to eight lines"));
         }
-        let (mut limiters, mut named) = ([&self.limits[0]; MAX_LIMITS], 0_u32);
+        let mut named = 0_u32;
         for (i, Line { name, .. }) in lines.iter().enumerate() {
-            let limit = self.position(name, i).filter(|limit| named >> limit & 1 == 0);
-            let Some(limit) = limit else {
+            let found = self.find_near(name, i).filter(|(limit, _)| named >> limit & 1 == 0);
+            let Some((limit, limiter)) = found else {
                 return Err(StoreError::with_source(
                     "a line of a charge names no limit, or one twice",
                     format!("the name is {name:?}"),
                 ));
             };
             named |= 1 << limit;
-            limiters[i] = &self.limits[limit];
+            limiters[i] = limiter;
         }
-        Ok(limiters)
+        Ok(())
     }
 
     fn charge_by_name(
@@ -324,17 +329,17 @@ impl Limits {
         lines: &[Line<'_>],
         configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
     ) -> Reply<Decision> {
-        let limiters = match self.limiters_of(lines) {
-            Ok(limiters) => limiters,
-            Err(error) => return Reply::from(Err(error)),
-        };
-        let all = || lines.iter().zip(limiters);
+        let mut limiters = [&self.limits[0]; MAX_LIMITS];
+        if let Err(error) = self.find_limiters(lines, &mut limiters) {
+            return Reply::from(Err(error));
+        }
+        let all = || lines.iter().zip(&limiters);
         if all().all(|(line, limiter)| line.quotas.is_some() || limiter.is_unchanged()) {
             let quotas = |place: usize| lines[place].quotas.unwrap_or(&limiters[place].quotas);
-            return self.charge_under(lines, limiters, quotas, configure);
+            return self.charge_under(lines, &limiters, quotas, configure);
         }
         match all().map(|(line, limiter)| line.quotas_of(limiter)).collect::<Result<Vec<_>, _>>() {
-            Ok(quotas) => self.charge_under(lines, limiters, |place| &quotas[place], configure),
+            Ok(quotas) => self.charge_under(lines, &limiters, |place| &quotas[place], configure),
             Err(error) => Reply::from(Err(error)),
         }
     }
@@ -343,7 +348,7 @@ impl Limits {
     fn charge_under<'a>(
         &self,
         lines: &'a [Line<'_>],
-        limiters: [&'a Limiter; MAX_LIMITS],
+        limiters: &[&'a Limiter; MAX_LIMITS],
         quotas: impl Fn(usize) -> &'a Quotas,
         configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
     ) -> Reply<Decision> {
@@ -351,9 +356,11 @@ impl Limits {
             let line = &lines[place];
             (Account::new(limiters[place].scope(), quotas(place), &line.key), line.cost)
         };
-        let mut others = [charged(0); MAX_LIMITS - 1];
+        let first = charged(0);
+        // The first line fills the unused places.
+        let mut others = [first; MAX_LIMITS - 1];
         (1..lines.len()).for_each(|place| others[place - 1] = charged(place));
-        let charge = configure(Charge::of_lines(charged(0), &others[..lines.len() - 1]));
+        let charge = configure(Charge::of_lines(first, &others[..lines.len() - 1]));
         charge_lines(&self.store, |place| limiters[place], charge)
     }
 
@@ -362,17 +369,18 @@ impl Limits {
         lines: &[Line<'_>],
         configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
     ) -> Result<Reply<Result<Receipt, RateLimited>>, StoreError> {
-        let limiters = self.limiters_of(lines)?;
+        let mut limiters = [&self.limits[0]; MAX_LIMITS];
+        self.find_limiters(lines, &mut limiters)?;
         // Found once: the receipt is of the quotas that decide.
-        let quotas = lines.iter().zip(limiters).map(|(line, limiter)| line.quotas_of(limiter));
+        let quotas = lines.iter().zip(&limiters).map(|(line, limiter)| line.quotas_of(limiter));
         let quotas = quotas.collect::<Result<Vec<_>, _>>()?;
-        let receipt = lines.iter().zip(limiters).zip(&quotas).map(|((line, limiter), quotas)| {
+        let receipt = lines.iter().zip(&limiters).zip(&quotas).map(|((line, limiter), quotas)| {
             let account = Account::new(limiter.scope(), quotas, &line.key).to_owned();
             let own = line.quotas.is_some() || limiter.has_own_quotas(&line.key);
             ReceiptLine { account, own }
         });
         let receipt = receipt.collect();
-        let reply = self.charge_under(lines, limiters, |place| &quotas[place], configure);
+        let reply = self.charge_under(lines, &limiters, |place| &quotas[place], configure);
         Ok(reply.map(|decision| Receipt::of(receipt, decision)))
     }
 }
