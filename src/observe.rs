@@ -43,28 +43,34 @@ pub(crate) struct Observed<'a> {
 impl<'a> Observed<'a> {
     #[inline]
     pub(crate) fn new(name: &'a str, meters: &'a Meters) -> Self {
-        Self { name: if name.is_empty() { "unnamed" } else { name }, meters }
+        Self { name, meters }
+    }
+
+    /// Worked out where it is shown, since most requests are counted without it.
+    #[inline]
+    fn name(self) -> &'a str {
+        if self.name.is_empty() { "unnamed" } else { self.name }
     }
 }
 
 impl Observed<'_> {
     fn count(self, event: Event, by: u64) {
         #[cfg(feature = "metrics")]
-        self.meters.increment(self.name, OUTCOMES.len() + event as usize, by);
+        self.meters.increment(self.name(), OUTCOMES.len() + event as usize, by);
         let _ = (event, by);
     }
 
     #[inline(always)]
     fn time(self, what: Timed, took: Duration) {
         #[cfg(feature = "metrics")]
-        self.meters.time(self.name, what, took);
+        self.meters.time(self.name(), what, took);
         let _ = (what, took);
     }
 
     #[inline]
     pub(crate) fn answered(self, outcome: Outcome) {
         #[cfg(feature = "metrics")]
-        self.meters.increment(self.name, outcome as usize, 1);
+        self.meters.increment(self.name(), outcome as usize, 1);
         let _ = outcome;
     }
 
@@ -105,7 +111,7 @@ impl Observed<'_> {
         #[cfg(feature = "tracing")]
         tracing::debug!(
             target: "tower_fixed_window",
-            scope = self.name,
+            scope = self.name(),
             outcome = OUTCOMES[outcome as usize],
             missing = missing.map(tracing::field::display),
             "a request is refused"
@@ -124,7 +130,7 @@ impl Observed<'_> {
     ) {
         self.answered(outcome);
         if log::shows_refusals() {
-            log::refused(self.name, outcome, quota(), retry_after());
+            log::refused(self.name(), outcome, quota(), retry_after());
         }
     }
 
@@ -136,7 +142,7 @@ impl Observed<'_> {
     /// `end` is in milliseconds.
     pub(crate) fn changed(self, of: Change, end: Option<i64>) {
         #[cfg(feature = "metrics")]
-        meters::change(self.name, of, end);
+        meters::change(self.name(), of, end);
         let _ = (of, end);
     }
 
@@ -145,7 +151,7 @@ impl Observed<'_> {
         #[cfg(feature = "tracing")]
         tracing::info!(
             target: "tower_fixed_window",
-            scope = self.name,
+            scope = self.name(),
             of = of.name(),
             "a change has ended: what held before holds again"
         );
@@ -158,11 +164,11 @@ impl Observed<'_> {
         server: Option<&str>,
         error: &impl Display,
     ) {
-        log::store_fails(self.name, meanwhile.text(), server, error);
+        log::store_fails(self.name(), meanwhile.text(), server, error);
     }
 
     pub(crate) fn store_is_back(self, requests: u64, after: Duration) {
-        log::store_is_back(self.name, requests, after);
+        log::store_is_back(self.name(), requests, after);
     }
 
     pub(crate) fn store_was_called(self, since: Instant) {
@@ -171,7 +177,7 @@ impl Observed<'_> {
 
     pub(crate) fn waits(self, more: i64) {
         #[cfg(feature = "metrics")]
-        meters::wait(self.name, more as f64);
+        meters::wait(self.name(), more as f64);
         let _ = more;
     }
 
