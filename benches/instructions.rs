@@ -52,16 +52,16 @@ impl Path {
 }
 
 const PATHS: [Path; 12] = [
-    Path::of_service("a request that passes", allowed, [2_479, 2_395]),
-    Path::of_service("a request that is refused", refused, [2_072, 1_701]),
-    Path::new("a decision in memory", decision, [438, 394]),
-    Path::new("the first one of a key", first, [1_357, 1_376]),
-    Path::new("a decision of two quotas", two, [741, 728]),
-    Path::new("a decision on a calendar", calendar, [511, 466]),
-    Path::new("two limits in one charge", two_limits, [1_561, 1_617]),
-    Path::new("three limits in one charge", three_limits, [2_225, 2_265]),
-    Path::new("the same refused by one", one_refuses, [2_523, 2_550]),
-    Path::new("a refusal of one limit", refusal, [930, 1_196]),
+    Path::of_service("a request that passes", allowed, [2_469, 2_395]),
+    Path::of_service("a request that is refused", refused, [2_068, 1_701]),
+    Path::new("a decision in memory", decision, [414, 394]),
+    Path::new("the first one of a key", first, [1_326, 1_376]),
+    Path::new("a decision of two quotas", two, [650, 728]),
+    Path::new("a decision on a calendar", calendar, [485, 466]),
+    Path::new("two limits in one charge", two_limits, [1_445, 1_617]),
+    Path::new("three limits in one charge", three_limits, [1_956, 2_265]),
+    Path::new("the same refused by one", one_refuses, [2_476, 2_550]),
+    Path::new("a refusal of one limit", refusal, [908, 1_196]),
     Path::new(QUEUES[0], short_queue, [8_125, 8_067]),
     Path::new(QUEUES[1], long_queue, [10_115, 12_008]),
 ];
