@@ -52,11 +52,6 @@ use crate::window::{State, Window};
 /// assert_eq!(decision.of("tokens").unwrap().remaining(), 400);
 /// let (account, _quota, state) = writes[1];
 /// assert_eq!((account.scope().name(), state.used), ("tokens", 600));
-///
-/// let lines = [(requests, 1), (tokens, 1_001)];
-/// let (decision, writes) = Charge::together(&lines).decide(now, |_, _| None);
-/// assert!(!decision.allowed() && writes.is_empty());
-/// assert_eq!(decision.governing_limit(), "tokens");
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
