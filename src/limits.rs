@@ -2,7 +2,7 @@
 //!
 //! `limit` is what a user sets, `limiter` a handle of one limit, `live` its changes while it runs.
 //! `observer` reports each charge, also to warnings and to counts of refused keys: a limit without
-//! these costs a look at one `bool`. `kept` writes receipts, and `mistakes` finds likely ones.
+//! these costs a look at one `bool`.
 
 use std::borrow::Cow;
 use std::fmt;
