@@ -33,8 +33,8 @@ pub(super) type Found<'a, const Q: usize> = ([CountedIn; Q], [Window<'a>; Q]);
 
 impl MemoryStore {
     /// The ruling of a usual charge stays in registers until its decision is made where the reply
-    /// will be. The error is what [`decide_other`](Self::decide_other) needs for any other charge: a
-    /// reply would be moved, which is measurable.
+    /// will be. The error is for [`decide_other`](Self::decide_other): a reply would be moved,
+    /// which is measurable.
     #[inline(always)]
     pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Undecided<'_>> {
         let Account { scope, quotas, key } = charge.account();
