@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope};
