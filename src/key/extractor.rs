@@ -309,7 +309,7 @@ pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
 /// Extracts the route that axum matched, such as `/users/{id}`. Requests without a matching route
 /// (404s) share one count; a service in axum's `nest_service` has one for what is below its path.
 /// Without the feature `axum`, requests are refused with 500.
-/// [`KeyExtractor`] has an example of an extractor; this one is used in the same way.
+/// Use it as the extractor in the example of [`KeyExtractor`].
 pub fn matched_path() -> impl KeyExtractor + Clone {
     #[cfg(feature = "axum")]
     return Extract(|parts: &Parts, key: &mut Key| {

@@ -79,9 +79,8 @@ impl Drop for CostReport {
 
 impl TrueCost {
     fn known(costs: Costs) -> Self {
-        let report = Mutex::<CostReport>::default();
-        (lock(&report).costs, lock(&report).is_complete) = (costs, true);
-        Self(Arc::new(report))
+        let report = CostReport { costs, is_complete: true, waiting: Vec::new(), settled: None };
+        Self(Arc::new(Mutex::new(report)))
     }
 
     /// Creates the cost of the limit of this name.
