@@ -34,7 +34,8 @@ impl Holds {
                 let Some(&of) = self.sockets.get(connection) else { return };
                 let used = self.used.entry(*node).or_default();
                 let script = matches!(&command[0][..], b"EVAL" | b"EVALSHA");
-                if script && used.last().is_none_or(|(_, last)| *last != of) {
+                // What a frozen node had got over an earlier connection it executes once it goes on.
+                if script && used.last().is_none_or(|(_, last)| *last < of) {
                     used.push((at, of));
                 }
                 let moved = matches!(reply, Reply::Error(error) if error.starts_with("MOVED"));
