@@ -145,19 +145,18 @@ impl Counts {
         !self.0.values().any(ended)
     }
 
-    /// When a request passes that waits behind others, if nobody else asks.
-    pub(crate) fn due(&self, queue: &[Vec<Line>], now: u64) -> Option<u64> {
+    /// When a request passes that waits behind others, if nobody else asks. Those that a lowered
+    /// limit can't grant any more are refused.
+    pub(crate) fn due(&self, queue: &[Vec<Line>], now: u64) -> u64 {
         let (mut counts, mut at) = (self.clone(), now);
         for lines in queue {
             loop {
                 let together = counts.charge(lines, at, Asks::Charge);
-                if together.allowed {
-                    break;
-                }
-                at = together.retry_at? as u64;
+                let Some(retry_at) = together.retry_at else { break };
+                at = retry_at as u64;
             }
         }
-        Some(at)
+        at
     }
 }
 
@@ -235,14 +234,18 @@ impl Limits {
         Some(lines)
     }
 
-    /// Updates a line that waits: a plan stays, and so do the quotas of a key (S40). What was in
-    /// shadow mode when the request came stays beside the others.
-    pub(crate) fn renew(&self, line: &mut Line) {
-        let live = &self.0[&line.limit];
-        line.shadow |= live.is_shadow();
-        if !line.own {
-            line.terms = live.quotas().to_vec();
+    /// The lines of a request that waits, as of now: a plan stays, and so do the quotas of a key
+    /// (S40). What was in shadow mode when the request came stays beside the others.
+    pub(crate) fn renewed(&self, lines: &[Line]) -> Vec<Line> {
+        let mut lines = lines.to_vec();
+        for line in &mut lines {
+            let live = &self.0[&line.limit];
+            line.shadow |= live.is_shadow();
+            if !line.own {
+                line.terms = live.quotas().to_vec();
+            }
         }
+        lines
     }
 
     /// The quotas by which a charge is corrected (S14).

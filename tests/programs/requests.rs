@@ -189,7 +189,9 @@ impl Model {
         match what {
             What::Decided { layer, name, allowed } => {
                 let aside = flow.asides.iter().position(|(of, _)| *of == name);
-                let Some(aside) = aside else { return self.decided(number, layer, allowed, now) };
+                let Some(aside) = aside else {
+                    return self.decided(number, layer, &name, allowed, now);
+                };
                 let (_, expected) = flow.asides.remove(aside);
                 assert_eq!(allowed, expected, "{number} in shadow mode, by {name}");
                 self.forget_if_done(number);
@@ -204,16 +206,22 @@ impl Model {
         }
     }
 
-    /// A layer has decided, and tells it now.
-    fn decided(&mut self, number: u64, layer: usize, allowed: bool, now: Moment) {
+    /// A layer has decided, and tells it now, by the limit of this name.
+    fn decided(&mut self, number: u64, layer: usize, name: &str, allowed: bool, now: Moment) {
         let far = self.setup.far;
         let Stage::At(mut place) = mem::replace(&mut self.flow(number).stage, Stage::Inner) else {
             panic!("{number} is decided by layer {layer}")
         };
         assert_eq!(layer, place.layer, "{number} is decided by another layer");
         if place.waits {
+            let could_refuse = |line: &Line| line.name == name && !line.shadow;
+            assert!(place.lines.iter().any(could_refuse), "{number} has waited for {name}");
             self.limits.end_changes(layer, now.at);
-            place.lines.iter_mut().for_each(|line| self.limits.renew(line));
+            place.lines = self.limits.renewed(&place.lines);
+            // Of several that are in shadow mode by now, the layer has noticed one last.
+            if place.lines.iter().all(|line| line.shadow) {
+                place.lines.sort_by_key(|line| line.name != name);
+            }
         } else {
             let decided = place.arrived.elapsed + 2 * far;
             assert_eq!(now.elapsed, decided, "{number} waits without a queue");
@@ -252,7 +260,8 @@ impl Model {
         self.arrive(number, layer + 1, now);
     }
 
-    /// The lines of requests that wait by the same keys and have come before, in their order.
+    /// The lines of requests that wait by the same keys and have come before, in their order. Those
+    /// that change their lines join the others again, behind all that are there.
     fn before(&self, place: &Place, main: &[Line]) -> Vec<Vec<Line>> {
         let keys = |lines: &[Line]| -> Vec<_> {
             lines.iter().filter(|line| !line.shadow).map(|line| (line.limit, line.key)).collect()
@@ -261,8 +270,13 @@ impl Model {
             Stage::At(other) if other.waits && other.layer == place.layer => Some(other),
             _ => None,
         });
-        let is_before = |of: &&Place| of.order < place.order && keys(&of.lines) == keys(main);
-        let before = places.filter(is_before).map(|of| (of.order, split(&of.lines).0));
+        let is_before = |of: &&Place| match self.has_switched_lines {
+            true => of.order != place.order,
+            false => of.order < place.order,
+        };
+        let before = places.filter(is_before).map(|of| (of.order, self.limits.renewed(&of.lines)));
+        let before = before.filter(|(_, lines)| keys(lines) == keys(main));
+        let before = before.map(|(order, lines)| (order, split(&lines).0));
         BTreeMap::from_iter(before).into_values().collect()
     }
 
@@ -289,12 +303,9 @@ impl Model {
         }
         queue.push(main.to_vec());
         let due = self.counts.due(&queue, now.at);
-        let is_late = due.is_none_or(|due| due - now.at > max_wait);
+        let is_late = due - now.at > max_wait;
         let is_known = is_alone || now.elapsed > self.disturbed + pause(main);
-        assert!(
-            is_full || is_late || !is_known,
-            "{number} is refused, and due at {due:?}: {main:?}"
-        );
+        assert!(is_full || is_late || !is_known, "{number} is refused, and due at {due}: {main:?}");
         is_alone.then(|| {
             let (standing, retry_at) = refusal(main, &together);
             let wait = retry_at.map(|retry_at| retry_at - i128::from(now.at));
@@ -461,7 +472,7 @@ impl Model {
         let mut queue = self.before(place, &main);
         let (is_alone, is_full) = (queue.is_empty(), queue.len() as u64 >= most);
         queue.push(main);
-        let due = self.counts.due(&queue, now.at).expect("it can be granted");
+        let due = self.counts.due(&queue, now.at);
         // The first one may be due and not have gone, in favor of other nodes.
         assert!(!is_full || due == now.at, "{number} waits behind too many, and is due at {due}");
         let is_in_time = due > now.at && due - now.at <= max_wait + TICK;
@@ -477,13 +488,16 @@ impl Model {
             let (_, max_wait) = self.setup.layers[place.layer].queue.expect("it waits");
             let waited = now.elapsed - place.arrived.elapsed;
             assert!(waited <= max_wait + PATIENCE + TICK, "{number} waits for {waited} ms");
-            let mut lines = place.lines.clone();
-            lines.iter_mut().for_each(|line| self.limits.renew(line));
+            let lines = self.limits.renewed(&place.lines);
             let (main, _) = split(&lines);
+            if main[0].shadow {
+                all.push((*number, pause(&lines)));
+                continue;
+            }
             if !self.before(place, &main).is_empty() {
                 continue;
             }
-            if main[0].shadow || self.counts.charge(&main, now.at, Asks::Peek).allowed {
+            if self.counts.charge(&main, now.at, Asks::Peek).allowed {
                 all.push((*number, pause(&main)));
             } else {
                 self.counts.charge(&main, now.at, Asks::Charge);
