@@ -231,7 +231,8 @@ impl Model {
         let before = self.counts.clone();
         let together = self.counts.charge(&main, at, Asks::Charge);
         if place.waits && !is_shadow && !allowed {
-            if together.allowed {
+            // One behind others has not been charged, or would have written what has moved (S4).
+            if together.allowed || !self.before(&place, &main).is_empty() {
                 self.counts = before;
             }
             let expected = self.check_refusal(number, &place, &main, now);
