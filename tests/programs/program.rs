@@ -19,7 +19,7 @@ use tower_fixed_window::{Clock, Key, Limiter, Limits, Line, MemoryStore, Quotas,
 use crate::instant;
 use crate::model::{Charged, Counts, Limit, Line as ModelLine, charged};
 use crate::reference::Ask as Asks;
-use crate::requests::{Flow, Model};
+use crate::requests::{Flow, Model, PAUSE};
 use crate::setup::{Setup, USERS, built, quotas, some_key, with_limits};
 use crate::world::{Moment, Service, SteppingClock, What, World};
 
@@ -39,8 +39,8 @@ pub(crate) struct Program {
     receipts: Vec<(Receipt, usize, Vec<Charged>)>,
     /// The latest time that the clock has shown.
     latest: u64,
-    /// Since when requests could have passed that are first in a queue.
-    could_pass: BTreeMap<u64, u64>,
+    /// Since when requests could have left a queue.
+    could_go: BTreeMap<u64, u64>,
     prints: bool,
 }
 
@@ -69,7 +69,7 @@ impl Program {
             saved: None,
             receipts: Vec::new(),
             latest: 0,
-            could_pass: BTreeMap::new(),
+            could_go: BTreeMap::new(),
             prints,
             setup,
         };
@@ -214,12 +214,12 @@ impl Program {
         self.latest = self.latest.max(self.world.clock.now_ms());
         let now = self.now();
         self.model.check_progress(now.elapsed);
-        let could_pass = self.model.could_pass(now);
-        let mut since = std::mem::take(&mut self.could_pass);
-        for (number, pause) in could_pass {
+        let could_go = self.model.could_go(now);
+        let mut since = std::mem::take(&mut self.could_go);
+        for number in could_go {
             let since = since.remove(&number).unwrap_or(now.elapsed);
-            assert!(now.elapsed <= since + pause, "{number} could pass since {since}");
-            self.could_pass.insert(number, since);
+            assert!(now.elapsed <= since + PAUSE, "{number} could go since {since}");
+            self.could_go.insert(number, since);
         }
     }
 
@@ -491,7 +491,7 @@ impl Program {
         }
         self.model.limits = crate::model::Limits::new(&self.setup);
         self.model.has_switched_lines = false;
-        self.could_pass.clear();
+        self.could_go.clear();
         self.reopen();
     }
 }

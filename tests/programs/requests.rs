@@ -21,6 +21,9 @@ use crate::world::{Event, Moment, What};
 pub(crate) const TICK: u64 = 1;
 /// What is in a queue and is not polled is passed after this time.
 const PATIENCE: u64 = 100;
+/// The time after which the first one in a line has asked again (S13). It may have been refused under
+/// other quotas than those in force, so this is of the longest window.
+pub(crate) const PAUSE: u64 = 60_000 / 16 + 2 * PATIENCE;
 
 /// A request under way.
 pub(crate) struct Flow {
@@ -65,6 +68,8 @@ pub(crate) struct Place {
     lines: Vec<Line>,
     arrived: Moment,
     waits: bool,
+    /// No other waited when it came.
+    was_first: bool,
     /// Requests are served in this order.
     order: u64,
 }
@@ -176,7 +181,9 @@ impl Model {
             if !lines.is_empty() {
                 let waits = of.queue.is_some() && may_wait(&lines);
                 self.arrivals += 1;
-                let place = Place { layer, lines, arrived, waits, order: self.arrivals };
+                let order = self.arrivals;
+                let mut place = Place { layer, lines, arrived, waits, was_first: false, order };
+                place.was_first = self.before(&place, &split(&place.lines).0).is_empty();
                 self.flow(number).stage = Stage::At(place);
                 return;
             }
@@ -298,14 +305,17 @@ impl Model {
         if is_for_good || self.has_switched_lines {
             return None;
         }
-        if waited > 0 {
-            assert!(waited + TICK >= max_wait, "{number} is refused after {waited} ms");
-            return None;
-        }
         queue.push(main.to_vec());
         let due = self.counts.due(&queue, now.at);
         let is_late = due - now.at > max_wait;
-        let is_known = is_alone || now.elapsed > self.disturbed + pause(main);
+        if waited > 0 {
+            // If those before it were due when it came, the next answer may have refused it.
+            let is_judged_later = !place.was_first && (is_full || is_late);
+            let has_waited = waited + TICK >= max_wait;
+            assert!(has_waited || is_judged_later, "{number} is refused after {waited} ms");
+            return None;
+        }
+        let is_known = is_alone || now.elapsed > self.disturbed + PAUSE;
         assert!(is_full || is_late || !is_known, "{number} is refused, and due at {due}: {main:?}");
         is_alone.then(|| {
             let (standing, retry_at) = refusal(main, &together);
@@ -464,54 +474,50 @@ impl Model {
         }
     }
 
-    /// Asserts that a request that has just come may wait, if it does.
+    /// Asserts that a request that has just come may wait, if it does and no other waits.
     pub(crate) fn check_newcomer(&self, number: u64, now: Moment) {
         let stage = self.flows.get(&number).map(|flow| &flow.stage);
         let Some(Stage::At(place)) = stage.filter(|_| !self.has_switched_lines) else { return };
         let (most, max_wait) = self.setup.layers[place.layer].queue.expect("it waits");
         let (main, _) = split(&place.lines);
-        let mut queue = self.before(place, &main);
-        let (is_alone, is_full) = (queue.is_empty(), queue.len() as u64 >= most);
-        queue.push(main);
-        let due = self.counts.due(&queue, now.at);
-        // The first one may be due and not have gone, in favor of other nodes.
-        assert!(!is_full || due == now.at, "{number} waits behind too many, and is due at {due}");
-        let is_in_time = due > now.at && due - now.at <= max_wait + TICK;
-        assert!(!is_alone || is_in_time, "{number} waits, and is due at {due}, not {}", now.at);
+        if place.was_first {
+            let due = self.counts.due(&[main], now.at);
+            let is_in_time = most > 0 && due > now.at && due - now.at <= max_wait + TICK;
+            assert!(is_in_time, "{number} waits, and is due at {due}, not {}", now.at);
+        }
     }
 
-    /// The requests that are first in a line and could pass, with the time that they may need to
-    /// notice. The others have been refused, which writes what a step back has moved (S4).
-    pub(crate) fn could_pass(&mut self, now: Moment) -> Vec<(u64, u64)> {
+    /// The requests that are first in a line and could pass, and those that wait behind too many.
+    /// The other first ones have been refused, which writes what a step back has moved (S4).
+    pub(crate) fn could_go(&mut self, now: Moment) -> Vec<u64> {
         let mut all = Vec::new();
+        (0..self.setup.layers.len()).for_each(|layer| self.limits.end_changes(layer, now.at));
         for (number, flow) in &self.flows {
             let Stage::At(place) = &flow.stage else { continue };
-            let (_, max_wait) = self.setup.layers[place.layer].queue.expect("it waits");
+            let (most, max_wait) = self.setup.layers[place.layer].queue.expect("it waits");
             let waited = now.elapsed - place.arrived.elapsed;
             assert!(waited <= max_wait + PATIENCE + TICK, "{number} waits for {waited} ms");
             let lines = self.limits.renewed(&place.lines);
             let (main, _) = split(&lines);
             if main[0].shadow {
-                all.push((*number, pause(&lines)));
+                all.push(*number);
                 continue;
             }
-            if !self.before(place, &main).is_empty() {
+            let queue = self.before(place, &main);
+            if !queue.is_empty() {
+                if queue.len() as u64 >= most && !self.has_switched_lines {
+                    all.push(*number);
+                }
                 continue;
             }
             if self.counts.charge(&main, now.at, Asks::Peek).allowed {
-                all.push((*number, pause(&main)));
+                all.push(*number);
             } else {
                 self.counts.charge(&main, now.at, Asks::Charge);
             }
         }
         all
     }
-}
-
-/// The time after which the first one in a line has asked again (S13).
-fn pause(lines: &[Line]) -> u64 {
-    let windows = lines.iter().flat_map(|line| &line.terms).map(|terms| terms.window as u64);
-    (windows.max().expect("a quota") / 16).max(1_000) + 2 * PATIENCE
 }
 
 /// The lines that are charged together, and those in shadow mode beside them (S37).
