@@ -305,6 +305,10 @@ impl Model {
         if is_for_good || self.has_switched_lines {
             return None;
         }
+        // All tokens asked for before it count, also those of other plans (S13).
+        for (line, own) in queue.iter_mut().flat_map(|lines| lines.iter_mut().zip(main)) {
+            line.terms.clone_from(&own.terms);
+        }
         queue.push(main.to_vec());
         let due = self.counts.due(&queue, now.at);
         let is_late = due - now.at > max_wait;
