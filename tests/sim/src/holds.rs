@@ -34,7 +34,7 @@ impl Holds {
                 let Some(&of) = self.sockets.get(connection) else { return };
                 let used = self.used.entry(*node).or_default();
                 let script = matches!(&command[0][..], b"EVAL" | b"EVALSHA");
-                // What a frozen node had got over an earlier connection it executes once it goes on.
+                // Once it goes on, a frozen server executes what it got over an earlier connection.
                 if script && used.last().is_none_or(|(_, last)| *last < of) {
                     used.push((at, of));
                 }
