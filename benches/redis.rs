@@ -187,7 +187,7 @@ fn limiter(url: &str, one_by_one: bool) -> Limiter {
 }
 
 async fn distances(server: &Server, quick: bool) {
-    let (rounds, warm, span) = if quick { (1, 100, 20) } else { (7, 250, 750) };
+    let (rounds, warm, span) = if quick { (1, 20, 5) } else { (7, 250, 750) };
     println!(
         "\n| one way | at once | decisions/s | one by one | of it | median ms | one by one | of it | 99th ms | one by one | of it | local | one by one |"
     );

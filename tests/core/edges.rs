@@ -103,7 +103,7 @@ fn a_request_is_counted_in_a_window_that_runs_when_it_is_sent() {
 
 #[test]
 fn exactly_the_limit_passes_by_a_clock_that_jumps() {
-    let jumps = sized(400, 40_000);
+    let jumps = sized(200, 40_000);
     let window = Quota::new(LIMIT, Duration::from_millis(50));
     let longer = Quota::new(u64::from(u32::MAX), Duration::from_secs(3_600));
     for threads in [2, 4, 8] {

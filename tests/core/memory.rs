@@ -68,7 +68,7 @@ fn eight_threads_and_fifty_thousand_key_windows_admit_exactly_the_limit() {
 #[test]
 fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
     let full = sized(false, true);
-    let max_keys = if full { 1_000_000 } else { 50_000 };
+    let max_keys = if full { 1_000_000 } else { 25_000 };
     let flood = 20 * max_keys as u64;
     let tracked = 1_000_u64;
     let quotas = Quota::per_hour(100).and(Quota::per_day(500));
@@ -225,7 +225,7 @@ fn a_growing_store_keeps_every_count_and_memory_follows_the_number_of_keys() {
 #[test]
 fn in_small_stores_no_key_exceeds_its_limit_when_a_table_cannot_grow() {
     let clock = ManualClock::at_ms(NOW_MS);
-    for i in 0..20_000 {
+    for i in 0..sized(8_000, 20_000) {
         let store = MemoryStore::with_max_keys(32 + i % 13).clock(clock.clone());
         let one = Quota::per_week(1);
         // Also if only the second of a key's entries finds no slot.

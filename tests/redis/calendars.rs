@@ -100,7 +100,7 @@ fn step_clock(rng: &mut Rng, now: u64, last: Option<&Decision>) -> u64 {
 async fn memory_and_redis_agree_on_calendars() {
     let Some(server) = Server::start() else { return };
     let connection = connect(&server.url()).await;
-    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 400));
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 120));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::default();

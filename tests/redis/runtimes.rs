@@ -93,7 +93,7 @@ fn come_and_go(limiter: &Limiter) -> usize {
                 local
             })
         };
-        (0..60).map(local).sum::<usize>()
+        (0..30).map(local).sum::<usize>()
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> =

@@ -21,7 +21,7 @@ const PROCESSES: usize = 3;
 const TASKS: usize = 32;
 const KEYS: usize = 50;
 const WINDOW: Duration = Duration::from_secs(2);
-const WINDOWS: u32 = 10;
+const WINDOWS: u32 = 6;
 
 /// Requests and passes, by key and window.
 type Counts = HashMap<(usize, u64), (u64, u64)>;
@@ -103,9 +103,9 @@ pub(crate) fn run(urls: &str, prepare: impl Fn(usize, Command) -> Command) {
     }
     let asked: u64 = counts.values().map(|(asked, _)| asked).sum();
     println!("{asked} asked in {} key-windows, {full} of them more than their limit", counts.len());
-    assert!(counts.len() >= 500, "{} key-windows", counts.len());
+    assert!(counts.len() >= 300, "{} key-windows", counts.len());
     // On a busy machine, too, this much happens; otherwise the test would prove nothing.
-    assert!(full >= 100, "only {full} of {} key-windows were asked for too much", counts.len());
+    assert!(full >= 60, "only {full} of {} key-windows were asked for too much", counts.len());
 }
 
 /// A node: a process of its own, with connections of its own. Started by the tests above.
