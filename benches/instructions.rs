@@ -5,7 +5,7 @@
 //! `cargo bench -p benches --bench instructions`. Without valgrind it says so, and passes.
 //!
 //! With `--profile lto`, the program is compiled with fat link-time optimization, and compared with
-//! counts of its own: `scripts/builds` does so, since it takes minutes. Incremental builds
+//! counts of its own. `scripts/builds` does both, since compiling takes minutes. Incremental builds
 //! (`CARGO_INCREMENTAL=1`) compile a crate in more parts, and take up to 30% more in both.
 
 use std::array;

@@ -27,7 +27,7 @@ use crate::support::{FarStore, MINUTE_MS, paused_clock};
 
 const LINES: &str = "random-lines";
 const ALL: &str = "all";
-const REQUESTS: u64 = 20_000;
+const REQUESTS: u64 = 10_000;
 const FULL_SIZE: u64 = 1_000_000;
 /// Seconds. The windows of a run all begin at its start.
 const WINDOWS: [u64; 4] = [1, 2, 5, 20];
