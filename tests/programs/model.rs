@@ -106,6 +106,16 @@ impl Counts {
         together
     }
 
+    /// Returns whether the lines of the first request in a queue could pass. If not, it has been
+    /// refused, which writes what a step back has moved (S4).
+    pub(crate) fn could_pass(&mut self, lines: &[Line], at: u64) -> bool {
+        let allowed = self.charge(lines, at, Asks::Peek).allowed;
+        if !allowed {
+            self.charge(lines, at, Asks::Charge);
+        }
+        allowed
+    }
+
     /// Corrects a charge to another cost (S14, S15).
     pub(crate) fn settle(
         &mut self,

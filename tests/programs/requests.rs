@@ -183,7 +183,12 @@ impl Model {
                 self.arrivals += 1;
                 let order = self.arrivals;
                 let mut place = Place { layer, lines, arrived, waits, was_first: false, order };
-                place.was_first = self.before(&place, &split(&place.lines).0).is_empty();
+                let (main, _) = split(&place.lines);
+                place.was_first = self.before(&place, &main).is_empty();
+                if waits && place.was_first && !main[0].shadow {
+                    // If it is refused, it waits.
+                    self.counts.could_pass(&main, arrived.at + setup.far);
+                }
                 self.flow(number).stage = Stage::At(place);
                 return;
             }
@@ -492,7 +497,6 @@ impl Model {
     }
 
     /// The requests that are first in a line and could pass, and those that wait behind too many.
-    /// The other first ones have been refused, which writes what a step back has moved (S4).
     pub(crate) fn could_go(&mut self, now: Moment) -> Vec<u64> {
         let mut all = Vec::new();
         (0..self.setup.layers.len()).for_each(|layer| self.limits.end_changes(layer, now.at));
@@ -514,10 +518,8 @@ impl Model {
                 }
                 continue;
             }
-            if self.counts.charge(&main, now.at, Asks::Peek).allowed {
+            if self.counts.could_pass(&main, now.at) {
                 all.push(*number);
-            } else {
-                self.counts.charge(&main, now.at, Asks::Charge);
             }
         }
         all
