@@ -314,6 +314,7 @@ impl Model {
         for (line, own) in queue.iter_mut().flat_map(|lines| lines.iter_mut().zip(main)) {
             line.terms.clone_from(&own.terms);
         }
+        let mut queue: Vec<_> = queue.into_iter().flat_map(in_parts).collect();
         queue.push(main.to_vec());
         let due = self.counts.due(&queue, now.at);
         let is_late = due - now.at > max_wait;
@@ -523,6 +524,26 @@ impl Model {
             }
         }
         all
+    }
+}
+
+/// A request by another plan may ask for more than these lines can grant at once.
+fn in_parts(mut lines: Vec<Line>) -> Vec<Vec<Line>> {
+    let mut parts = Vec::new();
+    loop {
+        let part: Vec<_> = lines
+            .iter_mut()
+            .map(|line| {
+                let most = line.terms.iter().map(|of| of.limit as u64).min().expect("a quota");
+                let cost = line.cost.min(most);
+                line.cost -= cost;
+                Line { cost, ..line.clone() }
+            })
+            .collect();
+        if part.iter().all(|line| line.cost == 0) {
+            return parts;
+        }
+        parts.push(part);
     }
 }
 
