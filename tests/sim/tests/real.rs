@@ -165,7 +165,7 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
     let Some(real) = harness::Server::start() else { return };
     let both = Both::new(&real).await;
     let (scope, other) = (Scope::named("real"), Scope::named("other"));
-    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 150));
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 50));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let mut now = match rng.u8(..6) {
@@ -276,7 +276,7 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
 async fn commands_do_the_same_in_the_real_and_the_simulated_server() {
     let Some(real) = harness::Server::start() else { return };
     let mut both = Both::new(&real).await;
-    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 150));
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 50));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let keys = ["a", "b", "c"].map(|key| format!("{seed}-{key}"));
