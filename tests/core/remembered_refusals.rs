@@ -278,6 +278,7 @@ async fn refusals_under_any_number_of_names_are_remembered() {
 #[tokio::test(start_paused = true)]
 async fn the_number_of_remembered_refusals_is_bounded() {
     const KEYS: u64 = 340_000;
+    const SAMPLE: u64 = KEYS / 10;
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(0));
     let check = async |n: u64| limiter.check(n).await.expect("it answers").allowed();
@@ -285,11 +286,11 @@ async fn the_number_of_remembered_refusals_is_bounded() {
         assert!(!check(n).await);
     }
     assert_eq!(server.calls(), KEYS);
-    for n in 0..KEYS {
+    for n in (0..KEYS).step_by(10) {
         assert!(!check(n).await);
     }
-    let remembered = 2 * KEYS - server.calls();
-    assert!((300_000..=335_000).contains(&remembered), "{remembered}");
+    let remembered = KEYS + SAMPLE - server.calls();
+    assert!((30_000..=33_500).contains(&remembered), "{remembered} of {SAMPLE}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -338,6 +338,8 @@ fn node() {
             })
             .collect();
         loop {
+            // Remembered refusals are answered at once.
+            tokio::time::sleep(Duration::from_millis(2)).await;
             for (i, limiter) in limiters.iter().enumerate() {
                 let decision = limiter.check("all").await.expect("it answers");
                 let window = seconds(decision.reset_at()) as u64;

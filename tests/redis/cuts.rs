@@ -13,8 +13,8 @@ use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 
 use crate::silent_hosts::watched;
 
-const DISTANCES: [u64; 4] = [0, 1, 5, 20];
-const LOADS: [usize; 4] = [1, 32, 128, 1_000];
+const DISTANCES: [u64; 3] = [0, 1, 20];
+const LOADS: [usize; 3] = [1, 32, 1_000];
 
 fn limiter(store: RedisStore) -> Limiter {
     Quota::per_day(1_000_000_000).from_first_request().name("cuts").store(store)

@@ -21,7 +21,7 @@ const PROCESSES: usize = 3;
 const TASKS: usize = 32;
 const KEYS: usize = 50;
 const WINDOW: Duration = Duration::from_secs(2);
-const WINDOWS: u32 = 6;
+const WINDOWS: u32 = 4;
 
 /// Requests and passes, by key and window.
 type Counts = HashMap<(usize, u64), (u64, u64)>;
@@ -103,9 +103,9 @@ pub(crate) fn run(urls: &str, prepare: impl Fn(usize, Command) -> Command) {
     }
     let asked: u64 = counts.values().map(|(asked, _)| asked).sum();
     println!("{asked} asked in {} key-windows, {full} of them more than their limit", counts.len());
-    assert!(counts.len() >= 300, "{} key-windows", counts.len());
+    assert!(counts.len() >= 200, "{} key-windows", counts.len());
     // On a busy machine, too, this much happens; otherwise the test would prove nothing.
-    assert!(full >= 60, "only {full} of {} key-windows were asked for too much", counts.len());
+    assert!(full >= 40, "only {full} of {} key-windows were asked for too much", counts.len());
 }
 
 /// A node: a process of its own, with connections of its own. Started by the tests above.
@@ -174,10 +174,16 @@ async fn task(store: RedisStore, counts: Arc<Mutex<Counts>>) {
         };
         let decision = limiters[key % 10].check(key).await.expect("it answers");
         let window = decision.reset_at().duration_since(UNIX_EPOCH).expect("after it").as_secs();
-        let mut counts = counts.lock().expect("no panic");
-        let count = counts.entry((key, window)).or_default();
-        count.0 += 1;
-        count.1 += u64::from(decision.allowed());
+        {
+            let mut counts = counts.lock().expect("no panic");
+            let count = counts.entry((key, window)).or_default();
+            count.0 += 1;
+            count.1 += u64::from(decision.allowed());
+        }
+        if !decision.allowed() {
+            // A remembered refusal is answered at once.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 }
 
@@ -202,7 +208,7 @@ pub(crate) fn kill_some(mut servers: Vec<Server>, every: usize) {
     let mut nodes: Vec<MortalNode> = (0..3).map(start).collect();
     let (mut rng, began) = (Rng::new(), Instant::now());
     let mut killed = 0;
-    while began.elapsed() < WINDOW * 10 {
+    while began.elapsed() < WINDOW * 6 {
         sleep(Duration::from_millis(rng.u64(100..700)));
         killed += 1;
         if killed % every == 0 {
@@ -235,7 +241,7 @@ pub(crate) fn kill_some(mut servers: Vec<Server>, every: usize) {
         full += usize::from(*passed > limit / 2);
     }
     println!("{killed} killed, {full} of {} key-windows more than half full", passed.len());
-    assert!(full >= 15, "only {full} of {} key-windows were asked for much", passed.len());
+    assert!(full >= 9, "only {full} of {} key-windows were asked for much", passed.len());
 }
 
 /// A node, killed with this value.
