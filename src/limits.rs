@@ -584,12 +584,11 @@ fn charge_elsewhere<'a>(
     if reply.as_now().is_some() {
         return reply;
     }
-    let others = (1..charge.len()).map(|place| limiter(place).clone());
-    let (first, others) = (limiter(0).clone(), others.collect::<Vec<_>>());
-    let charge = charge.to_owned();
+    let limiters: Vec<_> = (0..charge.len()).map(|place| limiter(place).clone()).collect();
+    // Boxed, as a reply moves what it holds.
+    let charge = Box::new(charge.to_owned());
     reply.map(move |mut decision| {
-        let limiter = |place| if place == 0 { &first } else { &others[place - 1] };
-        note_decision(&mut decision, limiter, charge.as_charge(), false);
+        note_decision(&mut decision, |place| &limiters[place], charge.as_charge(), false);
         decision
     })
 }

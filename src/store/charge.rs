@@ -284,7 +284,7 @@ impl<'a> Charge<'a> {
 /// A [`Charge`] without borrows: [`Charge::to_owned`].
 #[derive(Clone, Debug)]
 pub struct OwnedCharge {
-    /// Nearly every charge has one line, which is copied without an allocation.
+    /// Without an allocation: most charges have no other.
     first: (OwnedAccount, u64),
     others: Vec<(OwnedAccount, u64)>,
     reserve: bool,

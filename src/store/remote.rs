@@ -20,16 +20,14 @@
 //! when it begins, and again when it ends. The layer answers an error by 503, or lets the request
 //! pass (`middleware/request`).
 //!
-//! The nouns, which stand here or in the file of their name:
+//! The nouns, each here or in its file:
 //!
 //! - `Remote`: a handle. `Caller`: its settings, its calls, and how it stands in (2, 3, 4).
 //!   `Node`: what all handles of a store have in common in this process.
 //! - `Known`: a table of facts, and marks of keys that have changed (1, 3). `Fact`: a count as the
 //!   store last showed it, and until when it refuses. `Sent`: when a question was sent, and the
-//!   key's mark then.
+//!   key's mark then. Its times are this process's.
 //! - `Breaker`: stops calls to a store that keeps failing. `Outage`: the log of failures.
-//!
-//! Times are this process's. `Known` computes how far the store's clock is ahead.
 
 use std::fmt;
 use std::future::Future;

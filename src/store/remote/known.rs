@@ -5,6 +5,7 @@
 //! anew, under their own quotas: as counts only grow while their window runs, the store would
 //! refuse what they refuse. Otherwise the store decides.
 
+use std::cell::OnceCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -54,7 +55,9 @@ struct Fact {
 
 /// Of a key, one for each quota, under the lock that they share.
 struct Facts<'a> {
-    now: i64,
+    known: &'a Known,
+    /// Read if needed: most charges pass, of keys that are not known.
+    now: OnceCell<i64>,
     hash: u64,
     table: MutexGuard<'a, Table<Fact>>,
 }
@@ -86,7 +89,7 @@ impl Known {
         if table.is_unallocated() {
             *table = Table::new(1, self.buckets);
         }
-        Facts { now: self.now(), hash, table }
+        Facts { known: self, now: OnceCell::new(), hash, table }
     }
 
     /// By facts younger than `remember`, in milliseconds. The error says when the store is called.
@@ -108,7 +111,7 @@ impl Known {
 
     fn sent(&self, facts: &Facts<'_>) -> Sent {
         let of = facts.hash as usize % MARKS;
-        Sent { at: facts.now, of, mark: self.marks[of].load(Ordering::Relaxed) }
+        Sent { at: facts.now(), of, mark: self.marks[of].load(Ordering::Relaxed) }
     }
 
     pub(super) fn note(
@@ -121,8 +124,12 @@ impl Known {
     ) {
         // A store that does not show its states decides each time.
         let Some((decision, states)) = decision.take_states(place) else { return };
-        let (account, lag) = (charge.account(), self.lag(&decision, sent.at));
+        let account = charge.account();
         let mut facts = self.of(account.scope, account.key);
+        if decision.allowed() && account.quotas().iter().all(|quota| facts.get(quota).is_none()) {
+            return;
+        }
+        let lag = self.lag(&decision, sent.at);
         let changed = self.marks[sent.of].load(Ordering::Relaxed) != sent.mark;
         if changed || lag.end - lag.start >= MAX_ROUND_TRIP {
             return;
@@ -153,7 +160,7 @@ impl Known {
     pub(super) fn reset(&self, scope: &Scope, key: &Key) {
         let mut facts = self.change(scope, key);
         let hash = facts.hash;
-        // In the whole table: resets are rare.
+        // Resets are rare.
         let of_key = facts.table.entries_mut().filter(|entry| entry.payload.hash == hash);
         of_key.for_each(|entry| *entry = Entry::default());
     }
@@ -188,7 +195,7 @@ impl Known {
     /// `sent_at` and now, when `decision` arrived. With the most, an end that the store has given
     /// comes early; with the least, the store's time is taken as late.
     fn lag(&self, decision: &Decision, sent_at: i64) -> Range<i64> {
-        // Rounded up, so that the decision does not seem younger than it is.
+        // Rounded up: the decision is no younger.
         let received = self.elapsed().as_nanos().div_ceil(1_000_000) as i64;
         // Plus 1: the store's clock leaves out a fraction of a millisecond.
         decision.now_ms() - received..decision.now_ms() - sent_at + 1
@@ -196,19 +203,24 @@ impl Known {
 }
 
 impl Facts<'_> {
+    fn now(&self) -> i64 {
+        *self.now.get_or_init(|| self.known.now())
+    }
+
     fn get(&self, quota: &Quota) -> Option<Entry<Fact>> {
         let slot = self.table.entry(fingerprint(self.hash, quota), |_| false)?;
-        Some(self.table.get(slot)).filter(|entry| self.now < entry.until)
+        Some(self.table.get(slot)).filter(|entry| self.now() < entry.until)
     }
 
     /// Returns `false` if there is no room.
     fn set(&mut self, quota: &Quota, until: i64, fact: Fact) -> bool {
+        let now = self.now();
         loop {
             match self.find(quota) {
-                Found::Entry(slot) if until <= self.now => self.table.clear(slot),
-                _ if until <= self.now => {}
+                Found::Entry(slot) if until <= now => self.table.clear(slot),
+                _ if until <= now => {}
                 Found::Entry(slot) | Found::Free(slot) => self.table.set(slot, until, fact),
-                Found::Full if self.table.grow(self.now) => continue,
+                Found::Full if self.table.grow(now) => continue,
                 Found::Full => return false,
             }
             return true;
@@ -227,17 +239,17 @@ impl Facts<'_> {
         for (state, quota) in states.iter_mut().zip(charge.account().quotas()) {
             let fact = self.get(quota)?.payload;
             // A fact of the future is from before a clock was set back.
-            if !(fact.at..fact.at.saturating_add(remember)).contains(&self.now) {
+            if !(fact.at..fact.at.saturating_add(remember)).contains(&self.now()) {
                 return None;
             }
             *state = Some(fact.state);
             (least, most) = (least.min(fact.lag[0]), most.max(fact.lag[1]));
         }
-        Some((states, self.now + least..self.now + most))
+        Some((states, self.now() + least..self.now() + most))
     }
 
     fn find(&self, quota: &Quota) -> Found {
-        self.table.find(fingerprint(self.hash, quota), self.now, |_: &Slot| false)
+        self.table.find(fingerprint(self.hash, quota), self.now(), |_: &Slot| false)
     }
 }
 
@@ -262,7 +274,7 @@ fn holds_until(charge: &Charge<'_>, decision: &Decision) -> Option<i64> {
     }
 }
 
-/// Of one that stands still while the machine sleeps, and of one that goes on.
+/// Of one that stands still during sleep, and of one that goes on.
 #[cfg(all(target_os = "linux", not(tfw_sim)))]
 fn clocks() -> [Duration; 2] {
     use rustix::time::{ClockId, clock_gettime};
