@@ -16,7 +16,7 @@ fn no_feature_changes_the_auto_traits_of_a_type() {
     let program = here.join("tests/ui/auto_traits.rs");
     let manifest = format!(
         "[package]\nname = \"auto-traits\"\nedition = \"2024\"\n\
-         [dependencies]\ntower-fixed-window = {{ path = {here:?} }}\n\
+         [dependencies]\ntower-fixed-window = {{ path = {here:?}, default-features = false }}\n\
          [[bin]]\nname = \"auto-traits\"\npath = {program:?}\n[workspace]\n"
     );
     fs::write(package.join("Cargo.toml"), manifest).expect("written");
@@ -24,7 +24,7 @@ fn no_feature_changes_the_auto_traits_of_a_type() {
     fs::copy(here.join("Cargo.lock"), package.join("Cargo.lock")).expect("a lock file");
     let output = Command::new(env!("CARGO"))
         .args(["run", "--offline", "--quiet", "--color=never", "--target-dir"])
-        .arg(package.join("target"))
+        .arg(package.with_file_name("without_features"))
         .current_dir(&package)
         .output()
         .expect("cargo runs");
