@@ -54,12 +54,12 @@ thread_local! {
 fn catch_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        panic::set_hook(Box::new(|info| {
+        let tell = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
             let note = |panics: &RefCell<Vec<String>>| panics.borrow_mut().push(info.to_string());
-            // Other threads than a simulation's tell it as usual.
-            if PANICS.try_with(note).is_err() {
-                eprintln!("{info}");
-            }
+            let _ = PANICS.try_with(note);
+            // The panic may be that of a test, which has no history.
+            tell(info);
         }));
     });
 }
