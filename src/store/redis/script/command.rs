@@ -1,11 +1,9 @@
 //! Makes the calls of the script for charges and corrections: [`Commands`].
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use redis::Cmd;
+use redis::{Cmd, RedisWrite};
 
 use super::ONE;
 use crate::clock::{Clock, SystemClock};
@@ -14,7 +12,7 @@ use crate::quota::{Anchor, Boundaries, Calendar, Quota};
 use crate::store::account::{Account, Scope, instant};
 use crate::store::adjust::Adjust;
 use crate::store::charge::Charge;
-use crate::sync;
+use crate::sync::{self, Instant};
 
 const FROM_FIRST_REQUEST: i64 = -1;
 const ON_A_CALENDAR: i64 = -2;
@@ -57,10 +55,8 @@ impl Commands {
     }
 
     pub(crate) fn key(&self, scope: &Scope, key: &Key) -> String {
-        let mut name = String::with_capacity(64);
         let (prefix, scope, key) = (&self.prefix, scope.name(), key.readable());
-        write!(name, "{prefix}tfw1:{{{scope}:{key}}}").expect("writing to a string");
-        name
+        format!("{prefix}tfw1:{{{scope}:{key}}}")
     }
 
     fn begin_call(&self, account: &Account<'_>) -> Cmd {
@@ -78,7 +74,8 @@ impl Commands {
             && !(charge.is_peek() || charge.may_reserve() && quota.max_reserved > 0);
         let grid = account.grid(&quota).filter(|_| plain)?;
         let mut cmd = self.begin_call(&account);
-        cmd.arg(cost).arg(quota.counter().to_string()).arg(quota.window).arg(quota.limit);
+        cmd.arg(cost).write_arg_fmt(quota.counter());
+        cmd.arg(quota.window).arg(quota.limit);
         if grid > 0 || now.is_some() {
             cmd.arg(grid).arg(now);
         }
@@ -123,8 +120,9 @@ impl Commands {
                 (None, Some(grid)) => (quota.window, grid as i64),
                 (None, None) => (quota.window, FROM_FIRST_REQUEST),
             };
-            cmd.arg(quota.counter().to_string()).arg(length).arg(quota.limit);
-            cmd.arg(quota.capacity).arg(quota.limit + debt).arg(grid).arg(until);
+            cmd.write_arg_fmt(quota.counter());
+            cmd.arg(length).arg(quota.limit).arg(quota.capacity);
+            cmd.arg(quota.limit + debt).arg(grid).arg(until);
             if let Some((boundaries, count)) = boundaries {
                 let Boundaries { first, last, starts } = &*boundaries;
                 cmd.arg(first).arg(last).arg(&starts[..count]);
@@ -137,20 +135,22 @@ impl Commands {
 /// The script chooses between boundaries around the server's time.
 #[derive(Default)]
 pub(crate) struct Calendars {
-    /// How far the server's clock is ahead of this process's, noted once it was far off.
-    ahead: AtomicI64,
+    /// The server's time, and when it came, once this clock was far off.
+    corrected: Mutex<Option<(i64, Instant)>>,
     cached: Mutex<HashMap<Calendar, Arc<Boundaries>>>,
 }
 
 impl Calendars {
     fn server_time(&self) -> i64 {
-        let now = instant(SystemClock.now_ms());
-        instant(now.saturating_add(self.ahead.load(Ordering::Relaxed)).max(0) as u64)
+        let now = match *sync::lock(&self.corrected) {
+            Some((time, at)) => (time + at.elapsed().as_millis() as i64).max(0) as u64,
+            None => SystemClock.now_ms(),
+        };
+        instant(now)
     }
 
     pub(crate) fn correct_time(&self, time: i64) {
-        let ahead = time.saturating_sub(instant(SystemClock.now_ms()));
-        self.ahead.store(ahead, Ordering::Relaxed);
+        *sync::lock(&self.corrected) = Some((time, Instant::now()));
     }
 
     /// Returns the boundaries from the window before `at` on, and how many of them it takes until
