@@ -488,15 +488,12 @@ impl Decision {
         }
     }
 
-    pub(crate) fn take_states(
-        &mut self,
-        place: usize,
-    ) -> Option<(Self, [Option<State>; Quotas::MAX])> {
+    pub(crate) fn take_states(&mut self, place: usize) -> Option<[Option<State>; Quotas::MAX]> {
         let is_needless = |line: &DecidedLine, details: &LineDetails| {
             let LineDetails { covered, refuser, .. } = details;
             usize::from(line.len) <= MAX_INLINE && covered.is_none() && refuser.is_none()
         };
-        let states = match self.details.as_deref_mut()? {
+        match self.details.as_deref_mut()? {
             Details::Line(details) => {
                 let states = details.states.take();
                 if is_needless(&self.line, details) {
@@ -510,8 +507,7 @@ impl Decision {
                 *details = details.take().filter(|details| !is_needless(line, details));
                 states
             }
-        };
-        Some((self.at(place)?.into_owned(), states?))
+        }
     }
 
     /// For a response without a layer: the limit by its number if it is kept, else a copy.

@@ -585,8 +585,7 @@ fn charge_elsewhere<'a>(
         return reply;
     }
     let limiters: Vec<_> = (0..charge.len()).map(|place| limiter(place).clone()).collect();
-    // Boxed, as a reply moves what it holds.
-    let charge = Box::new(charge.to_owned());
+    let charge = charge.to_owned();
     reply.map(move |mut decision| {
         note_decision(&mut decision, |place| &limiters[place], charge.as_charge(), false);
         decision

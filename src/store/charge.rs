@@ -1,5 +1,7 @@
 //! A request for tokens: [`Charge`].
 
+use std::sync::Arc;
+
 use super::account::{Account, OwnedAccount, instant};
 use crate::decision::{Ask, Decision, LineWindows, MAX_LIMITS};
 use crate::quota::{Quota, Quotas};
@@ -69,7 +71,7 @@ type Seen<'w, 'a> = (&'w [Window<'a>], Option<&'w [Option<State>; Quotas::MAX]>)
 #[derive(Clone, Copy, Debug)]
 enum Others<'a> {
     Borrowed(&'a [ChargeLine<'a>]),
-    Owned(&'a [(OwnedAccount, u64)]),
+    Owned(&'a Arc<OwnedLines>),
 }
 
 impl<'a> Others<'a> {
@@ -79,7 +81,7 @@ impl<'a> Others<'a> {
     fn len(self) -> usize {
         match self {
             Self::Borrowed(lines) => lines.len(),
-            Self::Owned(lines) => lines.len(),
+            Self::Owned(lines) => lines.others.len(),
         }
     }
 
@@ -87,7 +89,7 @@ impl<'a> Others<'a> {
     fn at(self, i: usize) -> ChargeLine<'a> {
         match self {
             Self::Borrowed(lines) => lines[i],
-            Self::Owned(lines) => (lines[i].0.as_account(), lines[i].1),
+            Self::Owned(lines) => (lines.others[i].0.as_account(), lines.others[i].1),
         }
     }
 }
@@ -197,14 +199,16 @@ impl<'a> Charge<'a> {
 
     /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedCharge {
-        let (account, cost) = self.first;
-        let others = self.lines().skip(1).map(|(account, cost)| (account.to_owned(), cost));
-        OwnedCharge {
-            first: (account.to_owned(), cost),
-            others: others.collect(),
-            reserve: self.reserve,
-            peek: self.peek,
-        }
+        let &Self { first, others, reserve, peek } = self;
+        let lines = match others {
+            Others::Owned(lines) => Arc::clone(lines),
+            Others::Borrowed(others) => {
+                let owned = |&(account, cost): &ChargeLine<'_>| (account.to_owned(), cost);
+                let (first, others) = (owned(&first), others.iter().map(owned).collect());
+                Arc::new(OwnedLines { first, others })
+            }
+        };
+        OwnedCharge { lines, reserve, peek }
     }
 
     /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
@@ -284,18 +288,23 @@ impl<'a> Charge<'a> {
 /// A [`Charge`] without borrows: [`Charge::to_owned`].
 #[derive(Clone, Debug)]
 pub struct OwnedCharge {
-    /// Without an allocation: most charges have no other.
-    first: (OwnedAccount, u64),
-    others: Vec<(OwnedAccount, u64)>,
+    lines: Arc<OwnedLines>,
     reserve: bool,
     peek: bool,
+}
+
+#[derive(Debug)]
+struct OwnedLines {
+    first: (OwnedAccount, u64),
+    others: Vec<(OwnedAccount, u64)>,
 }
 
 impl OwnedCharge {
     /// Returns the [`Charge`].
     pub fn as_charge(&self) -> Charge<'_> {
-        let Self { first: (account, cost), others, reserve, peek } = self;
-        let (first, others) = ((account.as_account(), *cost), Others::Owned(others));
-        Charge { first, others, reserve: *reserve, peek: *peek }
+        let &Self { ref lines, reserve, peek } = self;
+        let (ref account, cost) = lines.first;
+        let (first, others) = ((account.as_account(), cost), Others::Owned(lines));
+        Charge { first, others, reserve, peek }
     }
 }

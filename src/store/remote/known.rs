@@ -123,7 +123,8 @@ impl Known {
         remember: i64,
     ) {
         // A store that does not show its states decides each time.
-        let Some((decision, states)) = decision.take_states(place) else { return };
+        let Some(states) = decision.take_states(place) else { return };
+        let Some(decision) = decision.at(place) else { return };
         let account = charge.account();
         let mut facts = self.of(account.scope, account.key);
         if decision.allowed() && account.quotas().iter().all(|quota| facts.get(quota).is_none()) {
