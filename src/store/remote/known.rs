@@ -196,7 +196,7 @@ impl Known {
     /// `sent_at` and now, when `decision` arrived. With the most, an end that the store has given
     /// comes early; with the least, the store's time is taken as late.
     fn lag(&self, decision: &Decision, sent_at: i64) -> Range<i64> {
-        // Rounded up: the decision is no younger.
+        // Rounded up: no decision seems younger than it is.
         let received = self.elapsed().as_nanos().div_ceil(1_000_000) as i64;
         // Plus 1: the store's clock leaves out a fraction of a millisecond.
         decision.now_ms() - received..decision.now_ms() - sent_at + 1

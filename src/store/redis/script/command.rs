@@ -135,7 +135,7 @@ impl Commands {
 /// The script chooses between boundaries around the server's time.
 #[derive(Default)]
 pub(crate) struct Calendars {
-    /// The server's time, and when it came, once this clock was far off.
+    /// The server's time, and when it came, once ours was far off.
     corrected: Mutex<Option<(i64, Instant)>>,
     cached: Mutex<HashMap<Calendar, Arc<Boundaries>>>,
 }
