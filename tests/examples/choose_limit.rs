@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Write;
 use std::process::Output;
+use std::thread;
 use std::time::Duration;
 
 use flate2::Compression;
@@ -16,8 +17,10 @@ use super::example;
 /// 2026-11-20T12:00:00Z.
 const NOON: u64 = 1_795_176_000;
 
+/// A file of the running test, since another one may write one of the same name while it is read.
 pub(crate) fn file(name: &str, content: impl AsRef<[u8]>) -> String {
-    let file = format!("{}/choose_limit-{name}", env!("CARGO_TARGET_TMPDIR"));
+    let test = thread::current().name().expect("a test's thread").replace("::", "-");
+    let file = format!("{}/{test}-{name}", env!("CARGO_TARGET_TMPDIR"));
     std::fs::write(&file, content).expect("a file");
     file
 }
