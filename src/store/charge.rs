@@ -81,7 +81,7 @@ impl<'a> Others<'a> {
     fn len(self) -> usize {
         match self {
             Self::Borrowed(lines) => lines.len(),
-            Self::Owned(lines) => lines.others.len(),
+            Self::Owned(lines) => lines.1.len(),
         }
     }
 
@@ -89,7 +89,7 @@ impl<'a> Others<'a> {
     fn at(self, i: usize) -> ChargeLine<'a> {
         match self {
             Self::Borrowed(lines) => lines[i],
-            Self::Owned(lines) => (lines.others[i].0.as_account(), lines.others[i].1),
+            Self::Owned(lines) => (lines.1[i].0.as_account(), lines.1[i].1),
         }
     }
 }
@@ -190,11 +190,11 @@ impl<'a> Charge<'a> {
 
     pub(crate) fn each(&self) -> impl ExactSizeIterator<Item = Self> + use<'a> {
         let this = *self;
-        self.lines().map(move |first| Self { first, others: Others::NONE, ..this })
+        (0..self.len()).map(move |place| this.line(place))
     }
 
     pub(super) fn line(&self, place: usize) -> Self {
-        self.each().nth(place).expect("a line of this charge")
+        Self { first: self.line_at(place), others: Others::NONE, ..*self }
     }
 
     /// Returns a copy without borrows, for a reply that comes later.
@@ -204,8 +204,7 @@ impl<'a> Charge<'a> {
             Others::Owned(lines) => Arc::clone(lines),
             Others::Borrowed(others) => {
                 let owned = |&(account, cost): &ChargeLine<'_>| (account.to_owned(), cost);
-                let (first, others) = (owned(&first), others.iter().map(owned).collect());
-                Arc::new(OwnedLines { first, others })
+                Arc::new((owned(&first), others.iter().map(owned).collect()))
             }
         };
         OwnedCharge { lines, reserve, peek }
@@ -293,17 +292,14 @@ pub struct OwnedCharge {
     peek: bool,
 }
 
-#[derive(Debug)]
-struct OwnedLines {
-    first: (OwnedAccount, u64),
-    others: Vec<(OwnedAccount, u64)>,
-}
+/// The first and the others.
+type OwnedLines = ((OwnedAccount, u64), Vec<(OwnedAccount, u64)>);
 
 impl OwnedCharge {
     /// Returns the [`Charge`].
     pub fn as_charge(&self) -> Charge<'_> {
         let &Self { ref lines, reserve, peek } = self;
-        let (ref account, cost) = lines.first;
+        let (ref account, cost) = lines.0;
         let (first, others) = ((account.as_account(), cost), Others::Owned(lines));
         Charge { first, others, reserve, peek }
     }

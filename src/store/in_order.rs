@@ -61,7 +61,7 @@ impl SequentialCharge {
     }
 
     async fn run(mut self) -> Result<Decision, StoreError> {
-        let (mut failure, lines) = (None, self.charge.as_charge().lines().len());
+        let (mut failure, lines) = (None, self.charge.as_charge().len());
         while self.passed.len() < lines {
             match self.charge_next().await {
                 Ok(decision) if decision.allowed() => self.passed.push(Some(decision)),
@@ -167,13 +167,10 @@ impl SequentialCharge {
     }
 
     fn begin_returning(&mut self) {
-        let passed = mem::take(&mut self.passed);
-        let charge = self.charge.as_charge();
-        let taken =
-            charge.each().zip(passed).filter_map(|(line, decision)| Some((line, decision?)));
-        let returned =
-            taken.map(|(line, decision)| self.store.give_back(line.account(), &decision));
-        self.returning.extend(returned);
+        for ((account, _), passed) in self.charge.as_charge().lines().zip(self.passed.drain(..)) {
+            let returned = passed.map(|decision| self.store.give_back(account, &decision));
+            self.returning.extend(returned);
+        }
     }
 
     fn return_in_flight(&mut self) {

@@ -340,7 +340,7 @@ impl Caller {
         for (place, line) in charge.each().enumerate() {
             match self.node.known.look(&line, self.remember) {
                 Ok(refusal) => {
-                    let new = || Merging::new(charge.lines().len());
+                    let new = || Merging::new(charge.len());
                     refusals.get_or_insert_with(new).push_at(place, refusal);
                 }
                 Err(sent) => all_sent.push(sent),
@@ -356,9 +356,7 @@ impl Caller {
         }
         match self.on_failure {
             OnStoreFailure::Local => self.node.fallback.charge(charge).map(Decision::into_local),
-            policy @ (OnStoreFailure::Allow | OnStoreFailure::Deny) => {
-                Reply::from(Err(error.under(policy)))
-            }
+            policy => Reply::from(Err(error.under(policy))),
         }
     }
 

@@ -127,7 +127,7 @@ impl Answer {
     pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
         let (one, many);
         let seen: &[Basis<'_>] = match self {
-            Self::Group(answers) if answers.len() == charge.lines().len() => {
+            Self::Group(answers) if answers.len() == charge.len() => {
                 let lines = charge.each().zip(answers);
                 many = lines.map(|(line, of)| of.basis(&line, now)).collect::<Option<Vec<_>>>()?;
                 &many

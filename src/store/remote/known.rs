@@ -161,7 +161,7 @@ impl Known {
     pub(super) fn reset(&self, scope: &Scope, key: &Key) {
         let mut facts = self.change(scope, key);
         let hash = facts.hash;
-        // Resets are rare.
+        // In the whole table: resets are rare.
         let of_key = facts.table.entries_mut().filter(|entry| entry.payload.hash == hash);
         of_key.for_each(|entry| *entry = Entry::default());
     }
