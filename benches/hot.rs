@@ -1,4 +1,4 @@
-//! Four processes share a limit of 400,000 a second on one key: how many decisions pass in each
+//! Four processes share a limit of 600,000 a second on one key: how many decisions pass in each
 //! window, and their cost. Requests that wait together share a call, and a command counts them all.
 //! People run `INCR` without a script for this, where a check and a later count let more pass. Here,
 //! at most the limit passes.
@@ -16,9 +16,9 @@ use tower_fixed_window::Quota;
 use tower_fixed_window::store::RedisStore;
 
 const NODES: u64 = 4;
-const LIMIT: u64 = 400_000;
+const LIMIT: u64 = 600_000;
 /// Requests per second, of all nodes together.
-const OFFERED: u64 = 440_000;
+const OFFERED: u64 = 640_000;
 const TASKS: u64 = 512;
 const TICK: Duration = Duration::from_millis(20);
 

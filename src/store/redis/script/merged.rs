@@ -12,12 +12,20 @@ const GENERAL: usize = 10;
 
 /// Equal charges of a key are one to the script.
 pub(in super::super) struct MergedCall<'a> {
-    /// The calls of `ONE` for a key or a group, how many equal questions they stand for, and how
-    /// many keys come before.
-    questions: Vec<(&'a [Cmd], u64, usize)>,
+    questions: Vec<EqualQuestions<'a>>,
     keys: usize,
     /// Of each question as it was asked: which of these, and how many equal ones come before.
     places: Vec<(usize, u64)>,
+}
+
+struct EqualQuestions<'a> {
+    /// Of `ONE`, for a key or a group.
+    calls: &'a [Cmd],
+    times: u64,
+    /// The place of the first key.
+    first: usize,
+    /// Of several, by [`parse_plain`].
+    tokens: Option<(u64, u64)>,
 }
 
 impl<'a> MergedCall<'a> {
@@ -26,7 +34,8 @@ impl<'a> MergedCall<'a> {
         for calls in asked {
             let place = merged.find_equal(calls).unwrap_or((merged.questions.len(), 0));
             if place.0 == merged.questions.len() {
-                merged.questions.push((calls, 1, merged.keys));
+                let first = merged.keys;
+                merged.questions.push(EqualQuestions { calls, times: 1, first, tokens: None });
                 merged.keys += calls.len();
             }
             merged.places.push(place);
@@ -34,21 +43,22 @@ impl<'a> MergedCall<'a> {
         merged
     }
 
-    /// Unless another question of the key came between, or the script can't count all of them at
-    /// once.
+    /// Unless another question of the key came between, or the script can't count them at once.
     fn find_equal(&mut self, calls: &[Cmd]) -> Option<(usize, u64)> {
         let [call] = calls else { return None };
         let is_of_key = |of: &Cmd| args_from(of, 3).next() == args_from(call, 3).next();
         let recent = self.questions.len().saturating_sub(RECENT);
         let mut last = self.questions[recent..].iter();
-        let i = recent + last.rposition(|(calls, ..)| calls.iter().any(is_of_key))?;
-        let (equal, times, _) = &mut self.questions[i];
-        let [equal] = equal else { return None };
+        let i = recent + last.rposition(|of| of.calls.iter().any(is_of_key))?;
+        let EqualQuestions { calls: [equal], times, tokens, .. } = &mut self.questions[i] else {
+            return None;
+        };
         if !args_from(equal, 4).eq(args_from(call, 4)) {
             return None;
         }
-        let (cost, most) = parse_plain(call)?;
+        let (cost, most) = tokens.or_else(|| parse_plain(call))?;
         (*times < most / cost).then(|| {
+            *tokens = Some((cost, most));
             *times += 1;
             (i, *times - 1)
         })
@@ -59,7 +69,7 @@ impl<'a> MergedCall<'a> {
         cmd.arg("EVALSHA").arg(&MANY.hash).arg(self.keys);
         // Most calls differ in their keys only.
         let (mut kinds, mut of_which) = (Vec::<&Cmd>::new(), Vec::with_capacity(self.keys));
-        for call in self.questions.iter().flat_map(|(calls, ..)| *calls) {
+        for call in self.questions.iter().flat_map(|of| of.calls) {
             cmd.arg(args_from(call, 3).next());
             let recent = kinds.len().saturating_sub(RECENT);
             let same =
@@ -77,7 +87,7 @@ impl<'a> MergedCall<'a> {
             });
         }
         let mut all_alike = kinds.len() == 1;
-        for &(calls, times, first) in &self.questions {
+        for &EqualQuestions { calls, times, first, .. } in &self.questions {
             let last = first + calls.len() - 1;
             // Below 0: another key of the same group follows.
             of_which[first..last].iter_mut().for_each(|kind| *kind = -*kind);
@@ -100,11 +110,11 @@ impl<'a> MergedCall<'a> {
             return Err(unexpected_answer());
         };
         let answer = |&(i, nth): &(usize, u64)| {
-            let (calls, times, first) = self.questions[i];
-            match &values[first..first + calls.len()] {
-                [value] if times > 1 => nth_answer(value, nth, times, &calls[0], micros),
-                [value] => to_answer(value, micros),
-                group => {
+            let of = &self.questions[i];
+            match (&values[of.first..][..of.calls.len()], of.tokens) {
+                ([value], Some((cost, _))) => nth_answer(value, nth, of.times, cost, micros),
+                ([value], None) => to_answer(value, micros),
+                (group, _) => {
                     let answers = group.iter().map(|value| to_answer(value, micros));
                     answers.collect::<RedisResult<_>>().map(Answer::Group)
                 }
@@ -127,10 +137,9 @@ fn parse_plain(call: &Cmd) -> Option<(u64, u64)> {
 }
 
 /// Equal charges are decided in this order.
-fn nth_answer(value: &Value, nth: u64, times: u64, call: &Cmd, micros: i64) -> RedisResult<Answer> {
+fn nth_answer(value: &Value, nth: u64, times: u64, cost: u64, micros: i64) -> RedisResult<Answer> {
     match value {
         Value::Int(used) if *used >= 0 => {
-            let (cost, _) = parse_plain(call).ok_or_else(unexpected_answer)?;
             Answer::plain(micros, used - ((times - 1 - nth) * cost) as i64)
         }
         Value::Array(each) => {
