@@ -53,6 +53,10 @@ fn a_decision_describes_the_quota_that_governs_it() {
     let [minute, hour] = passed.usage() else { panic!("two quotas") };
     assert_eq!((minute.limit(), minute.used(), minute.remaining()), (5, 3, 2));
     assert_eq!((minute.window(), hour.window()), (seconds(60), seconds(3_600)));
+
+    // Nothing is left, so there is nothing to say of it.
+    let refused = answer(limiter.check_cost("alice", 2));
+    assert_eq!(text(refused), "rate limit exceeded: 7 of 7 used, retry in 3540s");
 }
 
 /// With any number of quotas, what a decision says is the governing one's.
