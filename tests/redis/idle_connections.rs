@@ -106,13 +106,13 @@ async fn nodes_share_a_count_behind_a_network_that_drops_idle_connections() {
     assert!(proxy.made() >= 6, "each request has found its connection forgotten");
 }
 
-/// A call needs some 200 ms of the default deadline of 250 ms.
+/// A call needs some 100 ms of the default deadline of 250 ms.
 #[tokio::test]
 async fn nodes_share_a_count_behind_a_slow_network_that_drops_idle_connections() {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port)
         .forgets_after(Duration::from_secs(2))
-        .delay(Duration::from_millis(20));
+        .delay(Duration::from_millis(10));
     let store = |run: u32| {
         let store = RedisStore::new(proxy.url()).expect("an address");
         node(store.prefix(&run.to_string()))

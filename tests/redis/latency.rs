@@ -137,9 +137,11 @@ async fn a_single_call_to_a_frozen_server_opens_the_breaker() {
     let error = async || limiter.check(0_u64).await.expect_err("it is frozen").to_string();
     assert_eq!(error().await, "Redis did not answer in time");
     assert_eq!(error().await, "Redis did not answer in time", "it waits for the check");
-    for _ in 0..10 {
-        assert_eq!(error().await, "the store keeps failing: the circuit breaker is open");
-    }
+    // A single request may try whether the server is back.
+    let errors = join_all((0..10).map(|_| error())).await;
+    let is_open =
+        |error: &&String| *error == "the store keeps failing: the circuit breaker is open";
+    assert!(errors.iter().filter(is_open).count() >= 9, "{errors:?}");
     server.thaw();
 }
 
