@@ -521,10 +521,10 @@ impl LineState {
 
     /// Unless the last answer is a refusal by tokens of requests that return them.
     fn is_reliable(&self, answer: &LastAnswer, visit: &Visit<'_>) -> bool {
-        let may_return = |one: &Request| one.is_in_flight() && visit.now < one.next_poll + PATIENCE;
+        let may_free = |one: &Request| one.is_in_flight() && visit.now < one.next_poll + PATIENCE;
         let (from, until) = (self.first_waiting, self.first_unasked);
-        let may_return = || self.requests.range(from..until).any(|(_, one)| may_return(one));
-        answer.sent >= self.returned && !(answer.refuses() && from < until && may_return())
+        let may_free = || self.requests.range(from..until).any(|(_, one)| may_free(one));
+        answer.sent >= self.returned && !(answer.refuses() && from < until && may_free())
     }
 
     pub(super) fn leave(&mut self, me: u64, visit: &mut Visit<'_>) {
