@@ -6,6 +6,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -85,7 +86,10 @@ impl Server {
         if !installed() {
             return None;
         }
-        let dir = tempfile::tempdir().expect("a directory");
+        // A server that waits for a disk, which may take seconds on a busy machine, answers no one.
+        let memory = Path::new("/dev/shm");
+        let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        let dir = dir.expect("a directory");
         // Sentinel keeps its state in this file, which comes before all other options.
         let config = dir.path().join("server.conf");
         std::fs::write(&config, "").expect("a file");
@@ -157,8 +161,8 @@ impl Server {
         wait_for("the apps to connect", || clients() > apps);
     }
 
-    /// Sends a command to the server, past the store. A live Sentinel may need seconds to answer,
-    /// since it waits for the disk to keep its state.
+    /// Sends a command to the server, past the store. A live Sentinel may need seconds to answer
+    /// where it waits for a disk to keep its state.
     pub fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
         ask_within(Duration::from_secs(30), &self.url(), command).expect("the server answers")
     }

@@ -159,7 +159,8 @@ async fn memory_and_redis_agree_on_a_reservation_of_a_hundred_days() {
 async fn limiter(server: &Server, clock: &ManualClock, quota: &str) -> Limiter {
     let store = RedisStore::from(connect(&server.url()).await).clock(clock.clone());
     let quotas: Quotas = quota.parse().expect("quotas");
-    Limit::new(quotas).name("plan").store(store.on_failure(OnStoreFailure::Deny))
+    let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
+    Limit::new(quotas).name("plan").store(store)
 }
 
 #[tokio::test]

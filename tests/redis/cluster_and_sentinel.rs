@@ -64,7 +64,8 @@ async fn an_existing_cluster_connection_is_recognized() {
     let Some(nodes) = cluster() else { return };
     let client = ClusterClient::new(urls(&nodes)).expect("addresses");
     let store = RedisStore::from(client.get_async_connection().await.expect("it connects"));
-    let limiter = Quota::per_day(2).name("found").store(store.on_failure(OnStoreFailure::Deny));
+    let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
+    let limiter = Quota::per_day(2).name("found").store(store);
     for passes in [true, true, false] {
         let crowd = (0..100_u64).map(|key| limiter.check(key));
         for answer in futures_util::future::join_all(crowd).await {
@@ -275,9 +276,9 @@ async fn the_documented_acl_rights_are_enough() {
     server.ask::<String>(&["ACL", "SETUSER", "default", "resetpass", "off"]);
     let url = |password| format!("redis://limiter:{password}@127.0.0.1:{}/", server.port);
     let limiter = |password| {
-        Quota::per_day(5).and(Quota::per_week(20)).name("acl").store(
-            RedisStore::new(url(password)).expect("an address").on_failure(OnStoreFailure::Deny),
-        )
+        let store = RedisStore::new(url(password)).expect("an address");
+        let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
+        Quota::per_day(5).and(Quota::per_week(20)).name("acl").store(store)
     };
     let right = limiter("secret");
     let receipt = right.charge("ann", 2).await.expect("it answers").expect("it passed");

@@ -380,7 +380,7 @@ async fn nodes_share_a_count_over_tls() {
     let Some(_server) = certificate.server(port, &["--save", ""]) else { return };
     wait_for("the server", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
     // Handshakes take a busy machine longer than a connection does.
-    for (one_way, deadline) in [(0, 500), (20, 1_000)] {
+    for (one_way, deadline) in [(0, 2_000), (20, 4_000)] {
         let proxy = Proxy::to(port)
             .forgets_after(Duration::from_secs(2))
             .delay(Duration::from_millis(one_way));

@@ -1,5 +1,7 @@
 //! Receipts that are settled in another process: here, over another connection.
 
+use std::time::Duration;
+
 use harness::Server;
 use tower_fixed_window::{KeptReceipt, Limiter, ManualClock, OnStoreFailure, Quota, RedisStore};
 
@@ -9,7 +11,7 @@ const TURN: u64 = 1_700_000_040_000;
 
 async fn process(server: &Server) -> Limiter {
     let store = RedisStore::from(connect(&server.url()).await).clock(ManualClock::at_ms(TURN));
-    let store = store.on_failure(OnStoreFailure::Local);
+    let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Local);
     Quota::per_hour(1_000).name("jobs").store(store)
 }
 

@@ -98,7 +98,8 @@ async fn a_lost_expiry_is_that_of_all_counts_of_the_key_in_gathered_calls() {
 async fn a_lost_expiry_covers_debt() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::from(connect(&server.url()).await);
-    let limiter = Quota::per_day(5).name("lost").store(store.on_failure(OnStoreFailure::Deny));
+    let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
+    let limiter = Quota::per_day(5).name("lost").store(store);
     let month = Quota::per_month(5).in_zone("Europe/Paris");
     for (quota, most) in [(Quota::per_day(5), 0), (month, 92 * 86_400_000)] {
         let limiter = limiter.with_quotas(quota);

@@ -29,7 +29,7 @@ fn add_user(server: &Server) {
 
 fn store(server: &Server) -> RedisStore {
     let url = format!("redis://limiter:secret@127.0.0.1:{}/", server.port);
-    RedisStore::new(url).expect("an address").deadline(Duration::from_secs(1))
+    RedisStore::new(url).expect("an address").deadline(Duration::from_secs(20))
 }
 
 fn limiter(store: RedisStore) -> Limiter {
@@ -78,7 +78,8 @@ async fn connecting_says_which_command_is_missing() {
         let error = store(&server).ping().await.expect_err("it is not there");
         let says = format!("Redis lacks a command that is needed ({command})");
         let url = server.url();
-        let limiter = limiter(RedisStore::new(url).expect("an address"));
+        let store = RedisStore::new(url).expect("an address").deadline(Duration::from_secs(20));
+        let limiter = limiter(store);
         let _ = error;
         assert_eq!(limiter.check("ann").await.expect_err("as well").to_string(), says);
         assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0);

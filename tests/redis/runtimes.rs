@@ -20,6 +20,11 @@ fn store(url: &str) -> RedisStore {
     RedisStore::new(url).expect("an address")
 }
 
+/// With a deadline that a busy machine meets.
+fn patient(store: &RedisStore) -> Limiter {
+    limiter(store.clone().deadline(Duration::from_secs(20)))
+}
+
 fn limiter(store: RedisStore) -> Limiter {
     Quota::per_day(1_000).from_first_request().name("runtimes").store(store)
 }
@@ -72,7 +77,7 @@ fn a_runtime_that_can_not_connect_fails_no_request_of_another() {
 fn a_static_store_is_shared_by_runtimes_that_come_and_go() {
     static LIMITER: OnceLock<Limiter> = OnceLock::new();
     let Some(server) = Server::start() else { return };
-    let used = async || used(LIMITER.get_or_init(|| limiter(store(&server.url())))).await;
+    let used = async || used(LIMITER.get_or_init(|| patient(&store(&server.url())))).await;
     for i in 0..5 {
         let seen = runtime().block_on(async { [used().await, used().await] });
         assert_eq!(seen, [(2 * i + 1, false), (2 * i + 2, false)]);
@@ -134,7 +139,7 @@ fn the_end_of_a_runtime_fails_no_request_of_another() {
 fn a_store_made_in_a_blocked_runtime_connects_in_another() {
     let Some(server) = Server::start() else { return };
     let still = runtime();
-    let limiter = still.block_on(async { limiter(store(&server.url())) });
+    let limiter = still.block_on(async { patient(&store(&server.url())) });
     assert_eq!(runtime().block_on(used(&limiter)), (1, false));
     drop(still);
 }
@@ -144,8 +149,9 @@ fn a_store_made_in_a_blocked_runtime_connects_in_another() {
 fn a_blocked_runtime_does_not_block_other_runtimes() {
     let Some(server) = Server::start() else { return };
     let still = runtime();
-    let limiter = limiter(store(&server.url()));
-    assert_eq!(still.block_on(used(&limiter)), (1, false));
+    let store = store(&server.url());
+    assert_eq!(still.block_on(used(&patient(&store))), (1, false));
+    let limiter = limiter(store);
     runtime().block_on(async {
         let joins = async {
             while used(&limiter).await.1 {
@@ -185,7 +191,8 @@ fn a_reported_cost_is_kept_when_the_body_is_dropped_outside_of_a_runtime() {
     meter.add("runtimes", 100);
     std::thread::spawn(move || drop(meter)).join().expect("no panic");
     let limit = Quota::per_day(1_000).from_first_request().name("runtimes");
-    let limiter = limit.store(store.on_failure(OnStoreFailure::Deny));
+    let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
+    let limiter = limit.store(store);
     wait_for("the cost to be counted", || {
         let standing = runtime.block_on(limiter.peek(Key::global()));
         standing.expect("it answers").used() == 100
@@ -199,7 +206,7 @@ fn a_store_that_is_dropped_leaves_no_connection_and_no_task() {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
     runtime.block_on(async {
         for i in 0..100 {
-            let limiter = limiter(store(&proxy.url()).on_failure(OnStoreFailure::Deny));
+            let limiter = patient(&store(&proxy.url()).on_failure(OnStoreFailure::Deny));
             if i % 2 == 0 {
                 let _ = limiter.check(1).await.expect("Redis answers");
             }

@@ -18,7 +18,7 @@ const SECRET: &str = "hunter2";
 #[tokio::test]
 async fn no_secret_of_a_key_is_stored_in_redis() {
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::from(connect(&server.url()).await);
+    let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20));
 
     let cookie = key_fn(|parts| parts.headers.get(COOKIE).map(Key::secret));
     let token = header("authorization").or(header("x-api-key"));

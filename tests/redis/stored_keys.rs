@@ -24,7 +24,8 @@ async fn limiter(server: &Server, quotas: &str) -> Limiter {
 
 fn limiter_on(store: RedisStore, quotas: &str) -> Limiter {
     let quotas: Quotas = quotas.parse().expect("quotas");
-    Limit::new(quotas).name("life").store(store.on_failure(OnStoreFailure::Deny))
+    let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
+    Limit::new(quotas).name("life").store(store)
 }
 
 /// Waits for the next window, so that what follows is in one.
@@ -42,7 +43,8 @@ async fn a_decision_is_one_call_of_however_many_limits_and_quotas() {
         let quotas: Quotas = "1000/minute, 2000/hour, 3000/day".parse().expect("quotas");
         let store = RedisStore::from(connect(&server.url()).await).prefix(&limits.to_string());
         let limits = Limits::new(names.iter().map(|name| Limit::new(quotas).name(name)));
-        let limits = limits.store(store.on_failure(OnStoreFailure::Deny));
+        let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
+        let limits = limits.store(store);
         let lines: Vec<_> = names.iter().map(|name| Line::new(name, "alice", 1)).collect();
         // The first one brings the script.
         let _ = limits.check(&lines).await.expect("it answers");
@@ -101,7 +103,7 @@ async fn keys_and_fields_are_readable_and_prefixed() {
 #[tokio::test]
 async fn a_reset_deletes_the_key_with_all_its_counts() {
     let Some(server) = Server::start() else { return };
-    let store = RedisStore::from(connect(&server.url()).await);
+    let store = RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20));
     let (free, pro) = (Quota::per_day(1), Quota::per_week(1).staggered());
     let control = free.name("plans").key(Key::global()).store(store.clone());
     let layer = FixedWindowLayer::new(&control);
