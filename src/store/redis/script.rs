@@ -149,9 +149,8 @@ impl Answer {
         let agreed = match decision.allowed() {
             true if charge.is_peek() => taken.all(|(_, taken)| taken == 0),
             true => taken.all(|((_, cost), taken)| taken == cost as i64),
-            // A line that would have passed beside others took nothing.
-            false if charge.is_single() => taken.all(|(_, taken)| taken < 0),
-            false => charge.is_peek() || taken.all(|(_, taken)| taken <= 0),
+            // Nothing is 0 for a line that would have passed beside others.
+            false => taken.all(|(_, taken)| taken <= 0),
         };
         agreed.then_some(decision)
     }

@@ -37,10 +37,9 @@ impl Commands {
     /// For each line. `now` is the time if it is not the server's.
     pub(crate) fn charge(&self, charge: &Charge<'_>, now: Option<i64>) -> Vec<Cmd> {
         let act = if charge.is_peek() { "peek" } else { "charge" };
-        let (reserve, grouped) = (charge.may_reserve(), !charge.is_single());
         let call = |line: Charge<'_>| {
-            let (account, cost) = (line.account(), line.cost());
-            let general = || self.general_call(&account, act, cost, reserve, grouped, &[], now);
+            let (account, cost, reserve) = (line.account(), line.cost(), line.may_reserve());
+            let general = || self.general_call(&account, act, cost, reserve, &[], now);
             self.plain_call(&line, now).unwrap_or_else(general)
         };
         charge.each().map(call).collect()
@@ -49,8 +48,8 @@ impl Commands {
     pub(crate) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Cmd {
         let (account, tokens) = (&adjust.account(), adjust.tokens());
         match adjust.until() {
-            Some(until) => self.general_call(account, "return", tokens, true, false, until, now),
-            None => self.general_call(account, "take", tokens, false, false, &[], now),
+            Some(until) => self.general_call(account, "return", tokens, true, until, now),
+            None => self.general_call(account, "take", tokens, false, &[], now),
         }
     }
 
@@ -82,17 +81,14 @@ impl Commands {
         Some(cmd)
     }
 
-    /// `grouped`: other limits are decided with this one. `until` has for each quota the instant
-    /// until which it takes tokens back. For a calendar, the number of the window that begins then
-    /// is sent.
-    #[allow(clippy::too_many_arguments)]
+    /// `until` has for each quota the instant until which it takes tokens back. For a calendar, the
+    /// number of the window that begins then is sent.
     fn general_call(
         &self,
         account: &Account<'_>,
         act: &str,
         tokens: u64,
         reserve: bool,
-        grouped: bool,
         until: &[i64],
         now: Option<i64>,
     ) -> Cmd {
@@ -110,8 +106,8 @@ impl Commands {
                 Anchor::Calendar(calendar) => {
                     until = calendar.number(until - 1) + 1;
                     let now = now.unwrap_or_else(|| self.calendars.server_time());
-                    let compared = debt > 0 && (grouped || account.quotas().len() > 1);
-                    Some(self.calendars.boundaries_around(calendar, now, quota, compared))
+                    let most = if debt > 0 { COMPARED } else { LASTING };
+                    Some(self.calendars.boundaries_around(calendar, now, quota, most))
                 }
                 _ => None,
             };
@@ -154,17 +150,16 @@ impl Calendars {
     }
 
     /// Returns the boundaries from the window before `at` on, and how many of them it takes until
-    /// everything that is written at `at` under a quota has ended.
+    /// what is written at `at` under a quota has ended, after `most` windows at most.
     fn boundaries_around(
         &self,
         calendar: Calendar,
         at: i64,
         quota: &Quota,
-        compared: bool,
+        most: u64,
     ) -> (Arc<Boundaries>, usize) {
-        let most = quota.capacity + quota.max_reserved;
-        let bound = if compared { COMPARED } else { LASTING };
-        let windows = most.div_ceil(quota.limit.max(1)).min(bound);
+        let tokens = quota.capacity + quota.max_reserved;
+        let windows = tokens.div_ceil(quota.limit.max(1)).min(most);
         // The window before, this one, and two that may begin until the script runs.
         let count = windows as usize + 4;
         let mut cached = sync::lock(&self.cached);
