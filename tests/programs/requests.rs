@@ -319,8 +319,10 @@ impl Model {
         let due = self.counts.due(&queue, now.at);
         let is_late = due - now.at > max_wait;
         if waited > 0 {
-            // If those before it were due when it came, the next answer may have refused it.
-            let is_judged_later = !place.was_first && (is_full || is_late);
+            // If those before it were due when it came, the next answer may have refused it, also
+            // where tokens in that answer have come back since, at this instant.
+            let has_room_since = self.disturbed == now.elapsed;
+            let is_judged_later = !place.was_first && (is_full || is_late || has_room_since);
             let has_waited = waited + TICK >= max_wait;
             assert!(has_waited || is_judged_later, "{number} is refused after {waited} ms");
             return None;
