@@ -175,8 +175,8 @@ fn exact(input: &Input) {
     let store = MemoryStore::with_max_keys(1_000).clock(clock.clone());
     let Some(mut scopes) = Scopes::new(input, &store) else { return };
     let mut models = HashMap::<(usize, u64), Model>::new();
-    let mut receipts = Vec::<((usize, u64), Receipt, Taken)>::new();
-    let mut now = START_MS;
+    let mut receipts = Vec::<((usize, u64), Receipt, Taken, Option<Vec<Terms>>)>::new();
+    let (mut now, mut has_other_quotas) = (START_MS, [false; 2]);
     for op in input.ops.iter().take(200) {
         let mut model = |(scope, key): (usize, u64), specs: &[Vec<Spec>]| {
             models.remove(&(scope, key)).unwrap_or_else(|| {
@@ -197,7 +197,9 @@ fn exact(input: &Input) {
                 compare(&decision, &expected);
                 assert_eq!(receipt.is_some(), taken.is_some());
                 if let (Some(receipt), Some(taken)) = (receipt, taken) {
-                    receipts.push(((scope, key), receipt, taken));
+                    // By quotas that are not the limit's own, it is corrected under these (S14).
+                    let own = has_other_quotas[scope].then(|| scopes.terms(scope));
+                    receipts.push(((scope, key), receipt, taken, own));
                 }
             }
             Op::Peek { who: w, cost } => {
@@ -211,10 +213,11 @@ fn exact(input: &Input) {
             }
             Op::Refund(of) | Op::Settle(of, _) if !receipts.is_empty() => {
                 let of = usize::from(*of) % receipts.len();
-                let (place, receipt, taken) = receipts.swap_remove(of);
+                let (place, receipt, taken, own) = receipts.swap_remove(of);
                 let actual = if let Op::Settle(_, actual) = op { *actual } else { 0 };
                 let mut model = model(place, &scopes.specs);
-                model.settle(&scopes.terms(place.0), taken, now.into(), actual.into());
+                let terms = own.unwrap_or_else(|| scopes.terms(place.0));
+                model.settle(&terms, taken, now.into(), actual.into());
                 models.insert(place, model);
                 let limiter = &scopes.limiters[place.0];
                 answer(match op {
@@ -235,6 +238,7 @@ fn exact(input: &Input) {
                 let (kept, set) = set(&scopes.specs[scope]).expect("as before");
                 assert_eq!(kept.len(), scopes.specs[scope].len());
                 scopes.limiters[scope] = scopes.limiters[scope].with_quotas(set);
+                has_other_quotas[scope] = true;
             }
             Op::Wait(ms) => now += u64::from(*ms),
             Op::WaitLong(ms) => now += u64::from(*ms),
