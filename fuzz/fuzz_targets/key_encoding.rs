@@ -56,7 +56,9 @@ impl Part<'_> {
             Self::Address(address, prefix) => match address.to_canonical() {
                 IpAddr::V4(address) => Meaning::V4(address.octets()),
                 IpAddr::V6(address) => {
-                    let bits = (*prefix).min(128);
+                    // Neighbors share the prefix of such addresses.
+                    let is_local = address.is_unicast_link_local() || address.is_unique_local();
+                    let bits = if is_local { 128 } else { (*prefix).min(128) };
                     let address = u128::from(address);
                     let kept = (0..bits).map(|bit| address & 1 << (127 - bit)).sum();
                     Meaning::V6(kept, bits)
