@@ -65,9 +65,7 @@ const MAX_INLINE: usize = 2;
 pub struct Decision {
     /// The line that governs. Of several, with the time, the verdict and the store of all.
     line: DecidedLine,
-    details: Option<Box<LineDetails>>,
-    /// If there are others beside the line that governs.
-    all: Option<Box<DecidedLines>>,
+    details: Option<Box<Details>>,
 }
 
 #[derive(Clone, Copy)]
@@ -102,6 +100,13 @@ enum Verdict {
 }
 
 #[derive(Clone)]
+#[allow(clippy::large_enum_variant, reason = "in a box of its own, each would cost another one")]
+enum Details {
+    Line(LineDetails),
+    Lines(DecidedLines),
+}
+
+#[derive(Clone)]
 struct LineDetails {
     standings: [Usage; Quotas::MAX],
     /// The window that covers the tokens of each quota, if that is not the standing's.
@@ -114,11 +119,11 @@ struct LineDetails {
 
 /// In the places of the charge. A limit whose store failed, and that lets requests pass then, has
 /// no line.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct DecidedLines {
-    lines: [Option<DecidedLine>; MAX_LIMITS],
-    /// Beside the lines, so that nothing is dropped where a line is written. Those of the line that
-    /// governs are in the decision.
+    all: [Option<DecidedLine>; MAX_LIMITS],
+    /// Beside the lines, so that nothing is dropped where a line is written. Not [`Details`]: a
+    /// recursive type is dropped by a function call.
     details: [Option<Box<LineDetails>>; MAX_LIMITS],
     governing: u8,
 }
@@ -126,11 +131,37 @@ struct DecidedLines {
 #[derive(Clone, Copy)]
 struct LineRef<'a>(&'a DecidedLine, Option<&'a LineDetails>);
 
+impl Default for Details {
+    #[inline(always)]
+    fn default() -> Self {
+        let (all, details) = ([None; MAX_LIMITS], [const { None }; MAX_LIMITS]);
+        Self::Lines(DecidedLines { all, details, governing: 0 })
+    }
+}
+
 impl LineDetails {
     fn from_usage(usage: &[Usage]) -> Self {
         let mut standings = [Usage::NONE; Quotas::MAX];
         standings[..usage.len()].copy_from_slice(usage);
         Self { standings, covered: None, states: None, refuser: None }
+    }
+}
+
+impl DecidedLines {
+    fn decided(&self) -> impl Iterator<Item = (usize, LineRef<'_>)> + Clone {
+        (0..MAX_LIMITS).filter_map(|place| Some((place, self.at(place)?)))
+    }
+
+    #[inline]
+    fn at(&self, place: usize) -> Option<LineRef<'_>> {
+        Some(LineRef(self.all.get(place)?.as_ref()?, self.details[place].as_deref()))
+    }
+
+    fn at_mut(
+        &mut self,
+        place: usize,
+    ) -> Option<(&mut DecidedLine, &mut Option<Box<LineDetails>>)> {
+        Some((self.all.get_mut(place)?.as_mut()?, &mut self.details[place]))
     }
 }
 
@@ -151,7 +182,8 @@ impl<'a> LineRef<'a> {
 
     fn to_decision(self) -> Decision {
         let Self(line, details) = self;
-        Decision { line: *line, details: details.cloned().map(Box::new), all: None }
+        let details = details.map(|details| Box::new(Details::Line(details.clone())));
+        Decision { line: *line, details }
     }
 }
 
@@ -253,7 +285,10 @@ impl Decision {
     /// Returns the standing of each quota, in the order of the quotas.
     #[inline(always)]
     pub fn usage(&self) -> &[Usage] {
-        self.governing_line().usage()
+        match &self.details {
+            None => &self.line.inline[..self.line.len.into()],
+            Some(_) => self.governing_line().usage(),
+        }
     }
 
     /// Returns the quotas that refused, as positions in [`usage`](Self::usage).
@@ -342,61 +377,60 @@ impl Decision {
     }
 
     fn lines(&self) -> impl Iterator<Item = (usize, LineRef<'_>)> + Clone {
-        (0..MAX_LIMITS).filter_map(|place| Some((place, self.line_at(place)?)))
+        let (only, all) = match self.details.as_deref() {
+            Some(Details::Lines(lines)) => (None, Some(lines.decided())),
+            Some(Details::Line(details)) => (Some((0, LineRef(&self.line, Some(details)))), None),
+            None => (Some((0, LineRef(&self.line, None))), None),
+        };
+        only.into_iter().chain(all.into_iter().flatten())
     }
 
     #[inline]
     pub(crate) fn governing_place(&self) -> usize {
-        self.all.as_ref().map_or(0, |all| all.governing.into())
+        match self.details.as_deref() {
+            Some(Details::Lines(lines)) => lines.governing.into(),
+            _ => 0,
+        }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn governing_line(&self) -> LineRef<'_> {
-        LineRef(&self.line, self.details.as_deref())
+        let details = match self.details.as_deref() {
+            Some(Details::Lines(lines)) => lines.details[usize::from(lines.governing)].as_deref(),
+            Some(Details::Line(details)) => Some(details),
+            None => None,
+        };
+        LineRef(&self.line, details)
     }
 
     /// `None` if the store of the line at this place failed, and lets requests pass then.
     pub(crate) fn at(&self, place: usize) -> Option<Cow<'_, Self>> {
-        match self.all {
-            None => (place == 0).then_some(Cow::Borrowed(self)),
-            Some(_) => Some(Cow::Owned(self.line_at(place)?.to_decision())),
+        match self.details.as_deref() {
+            Some(Details::Lines(lines)) => Some(Cow::Owned(lines.at(place)?.to_decision())),
+            _ => (place == 0).then_some(Cow::Borrowed(self)),
         }
     }
 
     #[inline]
-    fn line_at(&self, place: usize) -> Option<LineRef<'_>> {
-        let Some(all) = self.all.as_deref() else {
-            return (place == 0).then(|| self.governing_line());
-        };
-        let governs = place == usize::from(all.governing);
-        let details = if governs { &self.details } else { all.details.get(place)? };
-        Some(LineRef(all.lines.get(place)?.as_ref()?, details.as_deref()))
-    }
-
-    fn line_at_mut(
-        &mut self,
-        place: usize,
-    ) -> Option<(&mut DecidedLine, &mut Option<Box<LineDetails>>)> {
-        let Some(all) = self.all.as_deref_mut() else {
-            return (place == 0).then_some((&mut self.line, &mut self.details));
-        };
-        let governs = place == usize::from(all.governing);
-        let details = if governs { &mut self.details } else { all.details.get_mut(place)? };
-        Some((all.lines.get_mut(place)?.as_mut()?, details))
+    fn line_at(&self, place: usize) -> Option<&DecidedLine> {
+        match self.details.as_deref() {
+            Some(Details::Lines(lines)) => Some(lines.at(place)?.0),
+            _ => Some(&self.line),
+        }
     }
 
     /// `None` as for [`at`](Self::at).
     #[inline]
     pub(crate) fn waits_at(&self, place: usize) -> Option<bool> {
-        self.line_at(place).map(|of| matches!(of.0.verdict, Verdict::Reserved { .. }))
+        self.line_at(place).map(|line| matches!(line.verdict, Verdict::Reserved { .. }))
     }
 
     pub(crate) fn refuses_at(&self, place: usize) -> bool {
-        self.line_at(place).is_some_and(|of| !of.0.allowed())
+        self.line_at(place).is_some_and(|line| !line.allowed())
     }
 
     pub(crate) fn map_lines(self, mut change: impl FnMut(usize, Self) -> Self) -> Self {
-        if self.all.is_none() {
+        if !matches!(self.details.as_deref(), Some(Details::Lines(_))) {
             return change(0, self);
         }
         let mut merging = Merging::new(MAX_LIMITS);
@@ -407,16 +441,23 @@ impl Decision {
     }
 
     fn details_at(&mut self, place: usize) -> Option<&mut LineDetails> {
-        let (line, details) = self.line_at_mut(place)?;
-        Some(details.get_or_insert_with(|| Box::new(LineDetails::from_usage(&line.inline))))
+        let new = |line: &DecidedLine| LineDetails::from_usage(&line.inline);
+        let line = &self.line;
+        match &mut **self.details.get_or_insert_with(|| Box::new(Details::Line(new(line)))) {
+            Details::Line(details) => Some(details),
+            Details::Lines(lines) => {
+                let (line, details) = lines.at_mut(place)?;
+                Some(details.get_or_insert_with(|| Box::new(new(line))))
+            }
+        }
     }
 
     /// The decision has one line.
     pub(crate) fn with_cost(mut self, cost: u64) -> Self {
         let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted() as i64;
         let standings = match self.details.as_deref_mut() {
-            Some(details) => &mut details.standings[..],
-            None => &mut self.line.inline,
+            Some(Details::Line(details)) => &mut details.standings[..],
+            _ => &mut self.line.inline,
         };
         for standing in &mut standings[..self.line.len.into()] {
             standing.used = standing.used.saturating_add(more).min(MAX);
@@ -452,10 +493,21 @@ impl Decision {
             let LineDetails { covered, refuser, .. } = details;
             usize::from(line.len) <= MAX_INLINE && covered.is_none() && refuser.is_none()
         };
-        let (line, details) = self.line_at_mut(place)?;
-        let states = details.as_mut()?.states.take();
-        *details = details.take().filter(|details| !is_needless(line, details));
-        states
+        match self.details.as_deref_mut()? {
+            Details::Line(details) => {
+                let states = details.states.take();
+                if is_needless(&self.line, details) {
+                    self.details = None;
+                }
+                states
+            }
+            Details::Lines(lines) => {
+                let (line, details) = lines.at_mut(place)?;
+                let states = details.as_mut()?.states.take();
+                *details = details.take().filter(|details| !is_needless(line, details));
+                states
+            }
+        }
     }
 
     /// For a response without a layer: the limit by its number if it is kept, else a copy.
@@ -466,24 +518,32 @@ impl Decision {
         name: &str,
         quotas: &Quotas,
     ) {
-        if kept.is_some() {
-            self.line_at_mut(place).into_iter().for_each(|(line, _)| line.refuser = kept);
-        } else if let Some(details) = self.details_at(place) {
-            details.refuser = Some(Refuser { name: name.into(), quotas: *quotas });
+        if kept.is_none() {
+            if let Some(details) = self.details_at(place) {
+                details.refuser = Some(Refuser { name: name.into(), quotas: *quotas });
+            }
+            return;
+        }
+        match self.details.as_deref_mut() {
+            Some(Details::Lines(lines)) => {
+                lines.at_mut(place).into_iter().for_each(|(line, _)| line.refuser = kept);
+            }
+            _ => self.line.refuser = kept,
         }
     }
 
     pub(crate) fn into_local(mut self) -> Self {
         self.line.local = true;
-        let lines = self.all.iter_mut().flat_map(|all| &mut all.lines);
-        lines.flatten().for_each(|line| line.local = true);
+        if let Some(Details::Lines(lines)) = self.details.as_deref_mut() {
+            lines.all.iter_mut().flatten().for_each(|line| line.local = true);
+        }
         self
     }
 
     #[inline(always)]
     fn govern_by(&mut self, i: usize) {
         self.line.governing = i as u8;
-        if let Some(details) = &self.details {
+        if let Some(Details::Line(details)) = self.details.as_deref() {
             self.line.inline[i % MAX_INLINE] = details.standings[i];
         }
     }

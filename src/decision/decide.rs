@@ -1,8 +1,6 @@
 //! Decides a charge: over all quotas of a key (S6), and over all limits (S37).
 
-use super::{
-    DecidedLine, DecidedLines, Decision, LimitName, LineDetails, MAX_INLINE, Usage, Verdict,
-};
+use super::{DecidedLine, Decision, Details, LimitName, LineDetails, MAX_INLINE, Usage, Verdict};
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
@@ -36,7 +34,7 @@ impl Decision {
             shared: 0,
             local: false,
         };
-        Self { line, details: None, all: None }
+        Self { line, details: None }
     }
 
     /// [`over`](Self::over) for a plain charge in [running](Window::running) windows, with these
@@ -56,7 +54,7 @@ impl Decision {
         }
         let mut decision = Self::new(name, now, cost, [standings[0], standings[1]], N);
         if N > MAX_INLINE {
-            decision.details = Some(Box::new(LineDetails::from_usage(&standings)));
+            decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
         }
         if !fits {
             let ranks = usage.iter().map(|usage| (usage.verdict(cost), usage.end()));
@@ -105,7 +103,7 @@ impl Decision {
         let inline = [standings[0], standings[1]];
         let mut decision = Self::new(name, now, granted, inline, windows.len());
         if N > MAX_INLINE && windows.len() > MAX_INLINE {
-            decision.details = Some(Box::new(LineDetails::from_usage(&standings)));
+            decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
         }
         match reserved {
             _ if refusing == 0 => {
@@ -346,8 +344,8 @@ impl Decision {
 
 pub(crate) struct Merging {
     only: Option<Decision>,
-    /// Written in place, since it is large.
-    all: Option<Box<DecidedLines>>,
+    /// All lines: a box that is written in place, since its content is large.
+    all: Option<Box<Details>>,
     next: usize,
     now: i64,
     verdict: Verdict,
@@ -368,7 +366,7 @@ impl Merging {
     #[inline(always)]
     pub(crate) fn new(lines: usize) -> Self {
         // Only `default` creates the value in its box; others would be copied there.
-        let all = (lines > 1).then(Box::<DecidedLines>::default);
+        let all = (lines > 1).then(Box::<Details>::default);
         let (only, governing, verdict) = (None, None, Verdict::Passed);
         Self { only, all, next: 0, now: i64::MIN, verdict, local: false, governing }
     }
@@ -382,36 +380,44 @@ impl Merging {
     #[inline(always)]
     pub(crate) fn push_at(&mut self, place: usize, decision: Decision) {
         self.next = place + 1;
-        let Some(all) = self.all.as_deref_mut() else {
+        let Some(Details::Lines(lines)) = self.all.as_deref_mut() else {
             self.only = Some(decision);
             return;
         };
-        let Decision { line, details, .. } = decision;
-        let Some(at) = all.lines.get_mut(place) else { return };
+        let (line, Some(at)) = (&decision.line, lines.all.get_mut(place)) else { return };
         self.now = self.now.max(line.now);
         self.local |= line.local;
         // Refused for good prevails, then the latest retry.
         if line.verdict != Verdict::Passed {
             self.verdict = self.verdict.max(line.verdict);
         }
-        let rank = Rank::of(&line);
+        let rank = Rank::of(line);
         if self.governing.as_ref().is_none_or(|governing| rank.prevails_over(governing)) {
-            (self.governing, all.governing) = (Some(rank), place as u8);
+            (self.governing, lines.governing) = (Some(rank), place as u8);
         }
-        *at = Some(line);
-        if details.is_some() {
-            all.details[place] = details;
+        *at = Some(decision.line);
+        if let Some(details) = decision.details {
+            lines.details[place] = Some(LineDetails::from_only(details));
         }
     }
 
     #[inline(always)]
     pub(crate) fn done(self) -> Decision {
         let Self { only, all, now, verdict, local, .. } = self;
-        let Some(mut all) = all else { return only.expect("there is a line") };
-        let governing = usize::from(all.governing);
-        let line = all.lines[governing].expect("there is a line");
-        let details = all.details[governing].take();
-        Decision { line: DecidedLine { now, verdict, local, ..line }, details, all: Some(all) }
+        let Some(all) = all else { return only.expect("there is a line") };
+        let Details::Lines(lines) = &*all else { unreachable!("made so") };
+        let line = lines.all[usize::from(lines.governing)].expect("there is a line");
+        Decision { line: DecidedLine { now, verdict, local, ..line }, details: Some(all) }
+    }
+}
+
+impl LineDetails {
+    #[cold]
+    fn from_only(details: Box<Details>) -> Box<Self> {
+        match *details {
+            Details::Line(details) => Box::new(details),
+            Details::Lines(_) => unreachable!("a line has no lines"),
+        }
     }
 }
 
