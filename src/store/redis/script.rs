@@ -1,6 +1,7 @@
 //! The scripts: how they are called, and what their answers mean.
 
 use std::ops::RangeInclusive;
+use std::slice;
 use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value, cmd};
@@ -76,7 +77,7 @@ const OUTSIDE: i64 = -2;
 const IN_SCRIPTS: RangeInclusive<i64> = -(1 << 53)..=1 << 53;
 
 pub(super) enum Answer {
-    /// The time, and the tokens used now: below 0 if the charge was refused.
+    /// The time, and the tokens used now; if the charge was refused, -(tokens used + 1).
     Plain(i64, i64),
     /// The time, the tokens taken, and the states as they were.
     General(Vec<Option<i64>>),
@@ -125,23 +126,15 @@ impl Answer {
     /// Computes the decision once more, in integers. `None` if the script has decided otherwise.
     /// `now` is the time if it is not the server's.
     pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
-        let (one, many);
-        let seen: &[Basis<'_>] = match self {
-            Self::Group(answers) if answers.len() == charge.len() => {
-                let lines = charge.each().zip(answers);
-                many = lines.map(|(line, of)| of.basis(&line, now)).collect::<Option<Vec<_>>>()?;
-                &many
-            }
-            // If the charge was refused, this is -(tokens used).
-            Self::Plain(time, used) if *used < 0 => {
-                one = [plain_basis(charge, now.unwrap_or(*time), -used, -1)?];
-                &one
-            }
-            _ => {
-                one = [self.basis(charge, now)?];
-                &one
-            }
+        let answers = match self {
+            Self::Group(answers) => answers,
+            of_line => slice::from_ref(of_line),
         };
+        if answers.len() != charge.len() {
+            return None;
+        }
+        let seen = charge.each().zip(answers).map(|(line, of)| of.basis(&line, now));
+        let seen = seen.collect::<Option<Vec<_>>>()?;
         let time = seen.iter().map(|seen| seen.now).max()?;
         let lines = seen.iter().map(|seen| (&seen.windows[..], seen.states.as_ref()));
         let decision = charge.decide_over(time, lines, |_, _| {});
@@ -158,7 +151,6 @@ impl Answer {
     fn basis<'a>(&self, charge: &Charge<'a>, now: Option<i64>) -> Option<Basis<'a>> {
         match self {
             Self::Plain(time, used) => {
-                // If the group was refused, this is -(tokens used + 1).
                 let taken = if *used < 0 { 0 } else { charge.cost() as i64 };
                 let used = if *used < 0 { -used - 1 } else { used - taken };
                 plain_basis(charge, now.unwrap_or(*time), used, taken)
@@ -178,7 +170,7 @@ struct Basis<'a> {
     windows: [Window<'a>; Quotas::MAX],
     /// `None` if the answer does not show them as they are stored.
     states: Option<[Option<State>; Quotas::MAX]>,
-    /// -1 if the charge was refused.
+    /// At most 0 if the charge was refused.
     taken: i64,
 }
 

@@ -7,8 +7,7 @@
 -- Answer   the server's time, and for each key its answer, or its error
 --
 -- Several limits in one charge are a group: all are looked at, and if none refuses, all are charged. What
--- fails for one key fails while it is looked at. Where a group is refused, a number in its answers is
--- -(tokens used + 1).
+-- fails for one key fails while it is looked at.
 --
 -- Equal charges of a key have one answer if all pass (to the last one), or if all are refused (to each);
 -- otherwise a list of answers.
@@ -119,7 +118,7 @@ local function decide_equal(place, kind, times)
   if start then
     local all = { string.format('%.0f', cost * times), args[2], args[3], args[4], args[5], args[6] }
     local answer = decide(place, all, start, start + cost * times, kind[4], kind[5], 1)
-    if answer and (answer >= 0 or args[4] + answer < cost) then
+    if answer and (answer >= 0 or args[4] + answer + 1 < cost) then
       return answer
     end
   end

@@ -66,8 +66,8 @@ end
 -- and says whether there was room, as long as they fit between two windows' starts.
 -- args     tokens (at most the limit), field, length, limit; then, if it is not 0 or there is one more,
 --          the grid; and what the time is under a foreign clock
--- Answer   the tokens used now; if refused, the tokens used, below 0. The server takes longer for an
---          array or text than for packed numbers
+-- Answer   the tokens used now; if refused, -(tokens used + 1). The server takes longer for an array or
+--          text than for packed numbers
 if start then
   local field, answer = args[2], nil
   local count = tonumber(redis.pcall('HINCRBY', KEYS[place], field, args[1]))
@@ -80,7 +80,7 @@ if start then
         redis.call('HSET', KEYS[place], field, string.format('%.0f@%s', used, at))
         answer = used
       else
-        answer = -used
+        answer = -used - 1
       end
     end
   elseif count >= least and count <= most then
@@ -98,7 +98,7 @@ if start then
     redis.call('HINCRBY', KEYS[place], field, '-' .. args[1])
     -- Otherwise it is of a later window: the clock stepped back. Or more is left than there are numbers.
     if count - least < length and most - start == args[4] + 0 then
-      answer = least - count
+      answer = least - count - 1
     end
   end
   if answer then
