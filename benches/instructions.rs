@@ -62,8 +62,8 @@ const PATHS: [Path; 12] = [
     Path::new("three limits in one charge", three_limits, [1_956, 2_265]),
     Path::new("the same refused by one", one_refuses, [2_476, 2_550]),
     Path::new("a refusal of one limit", refusal, [908, 1_196]),
-    Path::new(QUEUES[0], short_queue, [8_125, 8_067]),
-    Path::new(QUEUES[1], long_queue, [10_115, 12_008]),
+    Path::new(QUEUES[0], short_queue, [7_411, 8_067]),
+    Path::new(QUEUES[1], long_queue, [9_433, 12_008]),
 ];
 
 /// A request that joins a queue and leaves it, behind one other request and behind 40,000.

@@ -177,7 +177,7 @@ impl Observed<'_> {
 
     pub(crate) fn waits(self, more: i64) {
         #[cfg(feature = "metrics")]
-        meters::wait(self.name(), more as f64);
+        self.meters.wait(self.name(), more as f64);
         let _ = more;
     }
 

@@ -92,6 +92,7 @@ impl RefUnwindSafe for Meters {}
 struct Keys {
     counters: [Key; COUNTERS],
     seconds: [Key; SECONDS.len()],
+    waiting: Key,
 }
 
 impl Keys {
@@ -108,6 +109,7 @@ impl Keys {
         Self {
             counters: array::from_fn(counter),
             seconds: SECONDS.map(|(name, _)| Key::from_parts(name, vec![scope()])),
+            waiting: Key::from_parts(GAUGES[0].0, vec![scope()]),
         }
     }
 }
@@ -138,6 +140,11 @@ impl Meters {
             Some(histogram) => histogram.record(seconds),
             None => self.register_seconds(scope, what).record(seconds),
         }
+    }
+
+    pub(super) fn wait(&self, scope: &str, more: f64) {
+        let key = &self.keys(scope).waiting;
+        metrics::with_recorder(|recorder| recorder.register_gauge(key, &METADATA).increment(more));
     }
 
     /// All at once, so that counters of rare events start at 0: Prometheus can't see an increase
@@ -251,10 +258,6 @@ pub(super) fn store_checked() {
 
 pub(super) fn call(more: f64) {
     gauge!(GAUGES[1].0).increment(more);
-}
-
-pub(super) fn wait(scope: &str, more: f64) {
-    gauge!(GAUGES[0].0, "scope" => scope.to_owned()).increment(more);
 }
 
 /// `end` is in milliseconds; `None` sets 0.
