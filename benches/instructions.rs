@@ -60,7 +60,7 @@ const PATHS: [Path; 12] = [
     Path::new("a decision on a calendar", calendar, [485, 466]),
     Path::new("two limits in one charge", two_limits, [1_445, 1_617]),
     Path::new("three limits in one charge", three_limits, [1_956, 2_265]),
-    Path::new("the same refused by one", one_refuses, [2_476, 2_550]),
+    Path::new("the same refused by one", one_refuses, [2_437, 2_550]),
     Path::new("a refusal of one limit", refusal, [908, 1_196]),
     Path::new(QUEUES[0], short_queue, [7_411, 8_067]),
     Path::new(QUEUES[1], long_queue, [9_433, 12_008]),

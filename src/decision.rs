@@ -7,6 +7,7 @@ use std::array;
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::fmt;
+use std::ptr;
 use std::time::{Duration, SystemTime};
 
 use crate::quota::{Quota, Quotas, Span};
@@ -144,24 +145,6 @@ impl LineDetails {
         let mut standings = [Usage::NONE; Quotas::MAX];
         standings[..usage.len()].copy_from_slice(usage);
         Self { standings, covered: None, states: None, refuser: None }
-    }
-}
-
-impl DecidedLines {
-    fn decided(&self) -> impl Iterator<Item = (usize, LineRef<'_>)> + Clone {
-        (0..MAX_LIMITS).filter_map(|place| Some((place, self.at(place)?)))
-    }
-
-    #[inline]
-    fn at(&self, place: usize) -> Option<LineRef<'_>> {
-        Some(LineRef(self.all.get(place)?.as_ref()?, self.details[place].as_deref()))
-    }
-
-    fn at_mut(
-        &mut self,
-        place: usize,
-    ) -> Option<(&mut DecidedLine, &mut Option<Box<LineDetails>>)> {
-        Some((self.all.get_mut(place)?.as_mut()?, &mut self.details[place]))
     }
 }
 
@@ -377,12 +360,7 @@ impl Decision {
     }
 
     fn lines(&self) -> impl Iterator<Item = (usize, LineRef<'_>)> + Clone {
-        let (only, all) = match self.details.as_deref() {
-            Some(Details::Lines(lines)) => (None, Some(lines.decided())),
-            Some(Details::Line(details)) => (Some((0, LineRef(&self.line, Some(details)))), None),
-            None => (Some((0, LineRef(&self.line, None))), None),
-        };
-        only.into_iter().chain(all.into_iter().flatten())
+        (0..MAX_LIMITS).filter_map(|place| Some((place, self.line_at(place)?)))
     }
 
     #[inline]
@@ -395,61 +373,59 @@ impl Decision {
 
     #[inline(never)]
     fn governing_line(&self) -> LineRef<'_> {
-        let details = match self.details.as_deref() {
-            Some(Details::Lines(lines)) => lines.details[usize::from(lines.governing)].as_deref(),
-            Some(Details::Line(details)) => Some(details),
-            None => None,
-        };
+        let details = self.line_at(self.governing_place()).and_then(|of| of.1);
         LineRef(&self.line, details)
     }
 
     /// `None` if the store of the line at this place failed, and lets requests pass then.
     pub(crate) fn at(&self, place: usize) -> Option<Cow<'_, Self>> {
-        match self.details.as_deref() {
-            Some(Details::Lines(lines)) => Some(Cow::Owned(lines.at(place)?.to_decision())),
-            _ => (place == 0).then_some(Cow::Borrowed(self)),
-        }
+        let of = self.line_at(place)?;
+        let is_own = ptr::eq(of.0, &self.line);
+        Some(if is_own { Cow::Borrowed(self) } else { Cow::Owned(of.to_decision()) })
     }
 
     #[inline]
-    fn line_at(&self, place: usize) -> Option<&DecidedLine> {
-        match self.details.as_deref() {
-            Some(Details::Lines(lines)) => Some(lines.at(place)?.0),
-            _ => Some(&self.line),
+    fn line_at(&self, place: usize) -> Option<LineRef<'_>> {
+        let own = (place == 0).then_some(&self.line);
+        Some(match self.details.as_deref() {
+            Some(Details::Lines(lines)) => {
+                LineRef(lines.all.get(place)?.as_ref()?, lines.details[place].as_deref())
+            }
+            Some(Details::Line(details)) => LineRef(own?, Some(details)),
+            None => LineRef(own?, None),
+        })
+    }
+
+    fn line_at_mut(&mut self, place: usize) -> Option<&mut DecidedLine> {
+        match self.details.as_deref_mut() {
+            Some(Details::Lines(lines)) => lines.all.get_mut(place)?.as_mut(),
+            _ => (place == 0).then_some(&mut self.line),
         }
     }
 
     /// `None` as for [`at`](Self::at).
     #[inline]
     pub(crate) fn waits_at(&self, place: usize) -> Option<bool> {
-        self.line_at(place).map(|line| matches!(line.verdict, Verdict::Reserved { .. }))
+        self.line_at(place).map(|of| matches!(of.0.verdict, Verdict::Reserved { .. }))
     }
 
     pub(crate) fn refuses_at(&self, place: usize) -> bool {
-        self.line_at(place).is_some_and(|line| !line.allowed())
+        self.line_at(place).is_some_and(|of| !of.0.allowed())
     }
 
-    pub(crate) fn map_lines(self, mut change: impl FnMut(usize, Self) -> Self) -> Self {
-        if !matches!(self.details.as_deref(), Some(Details::Lines(_))) {
-            return change(0, self);
-        }
-        let mut merging = Merging::new(MAX_LIMITS);
-        for (place, of) in self.lines() {
-            merging.push_at(place, change(place, of.to_decision()));
-        }
-        merging.done()
+    pub(crate) fn map_lines(&self, mut change: impl FnMut(usize, Self) -> Self) -> Self {
+        let charged = self.lines().last().map_or(0, |(place, _)| place + 1);
+        let changed = self.lines().map(|(place, of)| (place, change(place, of.to_decision())));
+        Self::of_lines(charged, changed).expect("a decision has a line")
     }
 
     fn details_at(&mut self, place: usize) -> Option<&mut LineDetails> {
-        let new = |line: &DecidedLine| LineDetails::from_usage(&line.inline);
-        let line = &self.line;
-        match &mut **self.details.get_or_insert_with(|| Box::new(Details::Line(new(line)))) {
-            Details::Line(details) => Some(details),
-            Details::Lines(lines) => {
-                let (line, details) = lines.at_mut(place)?;
-                Some(details.get_or_insert_with(|| Box::new(new(line))))
-            }
-        }
+        let inline = self.line_at_mut(place)?.inline;
+        let new = || LineDetails::from_usage(&inline);
+        Some(match &mut **self.details.get_or_insert_with(|| Box::new(Details::Line(new()))) {
+            Details::Line(details) => details,
+            Details::Lines(lines) => lines.details[place].get_or_insert_with(|| Box::new(new())),
+        })
     }
 
     /// The decision has one line.
@@ -501,8 +477,8 @@ impl Decision {
                 }
                 states
             }
-            Details::Lines(lines) => {
-                let (line, details) = lines.at_mut(place)?;
+            Details::Lines(DecidedLines { all, details, .. }) => {
+                let (line, details) = (all.get(place)?.as_ref()?, &mut details[place]);
                 let states = details.as_mut()?.states.take();
                 *details = details.take().filter(|details| !is_needless(line, details));
                 states
@@ -518,17 +494,10 @@ impl Decision {
         name: &str,
         quotas: &Quotas,
     ) {
-        if kept.is_none() {
-            if let Some(details) = self.details_at(place) {
-                details.refuser = Some(Refuser { name: name.into(), quotas: *quotas });
-            }
-            return;
-        }
-        match self.details.as_deref_mut() {
-            Some(Details::Lines(lines)) => {
-                lines.at_mut(place).into_iter().for_each(|(line, _)| line.refuser = kept);
-            }
-            _ => self.line.refuser = kept,
+        if kept.is_some() {
+            self.line_at_mut(place).into_iter().for_each(|line| line.refuser = kept);
+        } else if let Some(details) = self.details_at(place) {
+            details.refuser = Some(Refuser { name: name.into(), quotas: *quotas });
         }
     }
 

@@ -117,17 +117,20 @@ impl Limits {
             "one to eight limits are charged together, not {}",
             self.limits.len()
         );
-        for (i, limit) in self.limits.iter().enumerate().filter(|_| self.limits.len() > 1) {
-            let name = limit.name();
-            assert!(
-                !name.is_empty(),
-                "each of several limits needs a name: write Quota::per_minute(60).name(\"tokens\")"
-            );
-            assert!(
-                self.limits[..i].iter().all(|other| other.name() != name),
-                "two limits of one charge are named {name:?}: \
-                 write .name(\"{name}-2\") for the other one"
-            );
+        for (i, limit) in self.limits.iter().enumerate() {
+            for other in &self.limits[..i] {
+                let (name, other) = (limit.name(), other.name());
+                assert!(
+                    !name.is_empty() && !other.is_empty(),
+                    "each of several limits needs a name: \
+                     write Quota::per_minute(60).name(\"tokens\")"
+                );
+                assert!(
+                    other != name,
+                    "two limits of one charge are named {name:?}: \
+                     write .name(\"{name}-2\") for the other one"
+                );
+            }
         }
     }
 

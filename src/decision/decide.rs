@@ -258,38 +258,28 @@ impl Decision {
         lines: impl ExactSizeIterator<Item = LineWindows<'w, 'a>> + Clone,
         mut write: impl FnMut(usize, bool, [Option<State>; N]),
     ) -> Self {
-        if lines.len() == 1
-            && let Some(line) = lines.clone().next()
-        {
-            // It needs no second look: `over` refuses it where it would be late.
-            let (mut decision, writes) = Self::over::<N>(line.name, now, line.windows, line.ask);
-            if !line.ask.peek {
-                decision.note_shared(line.shared);
-                write(0, decision.granted() > 0, writes);
-            }
-            if let Some(had) = line.states {
-                decision.note_states(had, &writes);
-            }
-            return decision;
-        }
         let fits = |line: LineWindows<'_, '_>| {
             line.windows.iter().all(|window| window.fits(line.ask.cost, line.ask.reserve))
         };
-        let fit = lines.clone().all(fits);
-        let late = fit && lines.clone().any(|line| line.ask.reserve) && are_too_late(lines.clone());
+        // Whether the first one fits, its decision says.
+        let mut fit = lines.clone().skip(1).all(fits);
+        let reserves = lines.clone().any(|line| line.ask.reserve);
+        let late = fit && reserves && lines.clone().all(fits) && are_too_late(lines.clone());
         let is_peek = lines.clone().any(|line| line.ask.peek);
         let mut merging = Merging::new(lines.len());
         for (place, line) in lines.enumerate() {
+            let fits_beside = !fit && fits(line);
             // A late reservation is decided as if it passed, and then undone.
-            let ask = Ask { peek: !late && (is_peek || !fit), ..line.ask };
+            let ask = Ask { peek: !late && (is_peek || fits_beside), ..line.ask };
             let (mut decision, mut writes) = Self::over::<N>(line.name, now, line.windows, ask);
+            fit &= decision.allowed();
             if late {
                 decision = decision.undone();
             }
             if is_peek {
                 writes = [None; N];
             } else {
-                if late || !fit {
+                if late || fits_beside {
                     let settled = line.windows.iter().map(|window| window.settled());
                     writes = [None; N];
                     writes.iter_mut().zip(settled).for_each(|(write, settled)| *write = settled);
@@ -300,7 +290,7 @@ impl Decision {
             if let Some(had) = line.states {
                 decision.note_states(had, &writes);
             }
-            merging.push(decision);
+            merging.push(place, decision);
         }
         merging.done()
     }
@@ -313,7 +303,7 @@ impl Decision {
             let usage = of.usage().iter().enumerate();
             usage.map(move |(i, usage)| ((place, i), usage.span(), of.covering_window(i)))
         });
-        is_too_late(windows).then(|| self.clone().map_lines(|_, of| of.undone()))
+        is_too_late(windows).then(|| self.map_lines(|_, of| of.undone()))
     }
 
     /// A line after its tokens were returned, since another one refused: a reservation becomes a
@@ -342,11 +332,25 @@ impl Decision {
     }
 }
 
+impl Decision {
+    /// The decision of those of a charge's lines that are decided, each with its place. `None` if
+    /// there are none.
+    pub(crate) fn of_lines(
+        charged: usize,
+        decided: impl Iterator<Item = (usize, Self)>,
+    ) -> Option<Self> {
+        let mut decided = decided.peekable();
+        decided.peek()?;
+        let mut merging = Merging::new(charged);
+        decided.for_each(|(place, of)| merging.push(place, of));
+        Some(merging.done())
+    }
+}
+
 pub(crate) struct Merging {
     only: Option<Decision>,
     /// All lines: a box that is written in place, since its content is large.
     all: Option<Box<Details>>,
-    next: usize,
     now: i64,
     verdict: Verdict,
     local: bool,
@@ -363,40 +367,34 @@ struct Rank {
 }
 
 impl Merging {
+    /// `lines` is how many there are at most.
     #[inline(always)]
     pub(crate) fn new(lines: usize) -> Self {
         // Only `default` creates the value in its box; others would be copied there.
         let all = (lines > 1).then(Box::<Details>::default);
-        let (only, governing, verdict) = (None, None, Verdict::Passed);
-        Self { only, all, next: 0, now: i64::MIN, verdict, local: false, governing }
-    }
-
-    /// Lines beyond the eighth are dropped.
-    #[inline(always)]
-    pub(crate) fn push(&mut self, decision: Decision) {
-        self.push_at(self.next, decision);
+        let (now, verdict, local) = (i64::MIN, Verdict::Passed, false);
+        Self { only: None, all, now, verdict, local, governing: None }
     }
 
     #[inline(always)]
-    pub(crate) fn push_at(&mut self, place: usize, decision: Decision) {
-        self.next = place + 1;
+    pub(crate) fn push(&mut self, place: usize, decision: Decision) {
         let Some(Details::Lines(lines)) = self.all.as_deref_mut() else {
             self.only = Some(decision);
             return;
         };
-        let (line, Some(at)) = (&decision.line, lines.all.get_mut(place)) else { return };
+        let Decision { line, details } = decision;
         self.now = self.now.max(line.now);
         self.local |= line.local;
         // Refused for good prevails, then the latest retry.
         if line.verdict != Verdict::Passed {
             self.verdict = self.verdict.max(line.verdict);
         }
-        let rank = Rank::of(line);
+        let rank = Rank::of(&line);
         if self.governing.as_ref().is_none_or(|governing| rank.prevails_over(governing)) {
             (self.governing, lines.governing) = (Some(rank), place as u8);
         }
-        *at = Some(decision.line);
-        if let Some(details) = decision.details {
+        lines.all[place] = Some(line);
+        if let Some(details) = details {
             lines.details[place] = Some(LineDetails::from_only(details));
         }
     }

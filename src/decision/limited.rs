@@ -150,7 +150,7 @@ impl Decision {
         later: i64,
     ) -> Self {
         let refuse = |governing: Option<usize>| {
-            self.clone().map_lines(|place, of| match ahead(place) {
+            self.map_lines(|place, of| match ahead(place) {
                 Some((quotas, tokens)) => {
                     of.refusal_in_line(quotas, tokens, later, governing == Some(place))
                 }

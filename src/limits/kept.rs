@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 use super::{Receipt, ReceiptLine};
-use crate::decision::{Decision, KeptDecision, LimitName, MAX_LIMITS, Merging};
+use crate::decision::{Decision, KeptDecision, LimitName, MAX_LIMITS};
 use crate::key::Key;
 use crate::quota::Quotas;
 use crate::store::{Account, Scope};
@@ -92,16 +92,15 @@ impl<'de> Deserialize<'de> for KeptReceipt {
         if version != VERSION {
             return Err(D::Error::custom("a receipt of another version of tower-fixed-window"));
         }
-        let mut merging = Merging::new(written.len());
         let read = |(name, quotas, own, key, decision): WrittenLine| {
             let limit_name = Scope::is_name(&name).then(|| LimitName::of(&name))?;
-            merging.push(Decision::from_kept(limit_name, &quotas, &decision)?);
+            let decision = Decision::from_kept(limit_name, &quotas, &decision)?;
             let key = Key::from_encoded(&from_hex(&key)?)?;
             let account = Account::new(&Scope::named(&name), &quotas, &key).to_owned();
-            Some(ReceiptLine { account, own })
+            Some((ReceiptLine { account, own }, decision))
         };
         let count = written.len();
-        let lines: Vec<_> = written.into_iter().map_while(read).collect();
+        let (lines, decided): (Vec<_>, Vec<_>) = written.into_iter().map_while(read).unzip();
         let is_whole = lines.len() == count && (1..=MAX_LIMITS).contains(&count);
         let names = |of: &[ReceiptLine]| of.iter().map(|of| of.scope().id()).collect::<Vec<_>>();
         let names = names(&lines);
@@ -109,7 +108,8 @@ impl<'de> Deserialize<'de> for KeptReceipt {
         if !is_whole || is_twice {
             return Err(D::Error::custom("no charge has such a receipt"));
         }
-        Ok(Self(Receipt { lines, decision: merging.done() }))
+        let decision = Decision::of_lines(count, decided.into_iter().enumerate());
+        Ok(Self(Receipt { lines, decision: decision.expect("it has a line") }))
     }
 }
 

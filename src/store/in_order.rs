@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::Store;
 use super::charge::{Charge, OwnedCharge};
 use super::reply::{Reply, StoreError};
-use crate::decision::{Decision, Merging};
+use crate::decision::Decision;
 use crate::sync::{Instant, Sleep};
 
 #[inline(never)]
@@ -194,11 +194,9 @@ impl Drop for SequentialCharge {
 }
 
 fn merge(decided: &[Option<Decision>]) -> Decision {
-    let mut merging = Merging::new(decided.len());
-    for (place, decision) in decided.iter().enumerate() {
-        decision.iter().for_each(|decision| merging.push_at(place, decision.clone()));
-    }
-    merging.done()
+    let lines = decided.iter().enumerate();
+    let lines = lines.filter_map(|(place, decision)| Some((place, decision.clone()?)));
+    Decision::of_lines(decided.len(), lines).expect("a line is decided")
 }
 
 fn time_left(ends: Instant) -> Duration {

@@ -40,7 +40,7 @@ use super::adjust::Adjust;
 use super::charge::Charge;
 use super::memory::MemoryStore;
 use super::reply::{OnStoreFailure, Reply, StoreError};
-use crate::decision::{Decision, Merging};
+use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::{self, Meanwhile};
 use crate::sync::AtEnd;
@@ -336,17 +336,16 @@ impl Caller {
         if charge.is_peek() || self.remember == 0 {
             return Err(Vec::new());
         }
-        let (mut refusals, mut all_sent) = (None, Vec::with_capacity(charge.len()));
-        for (place, line) in charge.each().enumerate() {
-            match self.node.known.look(&line, self.remember) {
-                Ok(refusal) => {
-                    let new = || Merging::new(charge.len());
-                    refusals.get_or_insert_with(new).push_at(place, refusal);
-                }
-                Err(sent) => all_sent.push(sent),
+        let mut all_sent = Vec::with_capacity(charge.len());
+        let look = |(place, line)| match self.node.known.look(&line, self.remember) {
+            Ok(refusal) => Some((place, refusal)),
+            Err(sent) => {
+                all_sent.push(sent);
+                None
             }
-        }
-        refusals.map(Merging::done).ok_or(all_sent)
+        };
+        let refusals = charge.each().enumerate().filter_map(look);
+        Decision::of_lines(charge.len(), refusals).ok_or(all_sent)
     }
 
     pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {

@@ -69,7 +69,7 @@ impl Charged {
 impl Correction {
     pub(super) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
         let mut replies = Vec::new();
-        let corrected = decision.clone().map_lines(|place, of| {
+        let corrected = decision.map_lines(|place, of| {
             let (reply, corrected) = self.0[place].make(&of, actual);
             replies.push(reply);
             corrected

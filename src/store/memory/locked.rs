@@ -203,13 +203,10 @@ impl<'s, const L: usize> LockedShards<'s, L> {
             let ((account, cost), (_, usage)) = (&lines[i], running[i]);
             Decision::all_running(account.scope().limit_name(), now.at, usage, *cost, true)
         };
-        if L == 1 {
-            return Some(decided(0));
-        }
         let mut merging = Merging::new(L);
-        merging.push(decided(0));
+        merging.push(0, decided(0));
         for i in 1..lines.len() {
-            merging.push(decided(i));
+            merging.push(i, decided(i));
         }
         Some(merging.done())
     }
@@ -276,12 +273,13 @@ fn refuse_running<const L: usize, const Q: usize>(
     lines: &[ChargeLine<'_>],
     running: &[Running<Q>; L],
 ) -> Decision {
-    let mut merging = Merging::new(L);
-    for ((account, cost), (_, usage)) in lines.iter().zip(running) {
+    let lines = lines.iter().zip(running).map(|((account, cost), (_, usage))| {
         let (name, fits) = (account.scope().limit_name(), usage.iter().all(|of| of.fits(*cost)));
         // A line that fits only reports its counts.
         let cost = if fits { 0 } else { *cost };
-        merging.push(Decision::all_running(name, now.at, *usage, cost, fits));
-    }
+        Decision::all_running(name, now.at, *usage, cost, fits)
+    });
+    let mut merging = Merging::new(L);
+    lines.enumerate().for_each(|(place, of)| merging.push(place, of));
     merging.done()
 }
