@@ -53,17 +53,17 @@ impl Path {
 
 const PATHS: [Path; 12] = [
     Path::of_service("a request that passes", allowed, [2_469, 2_395]),
-    Path::of_service("a request that is refused", refused, [2_068, 1_701]),
+    Path::of_service("a request that is refused", refused, [2_050, 1_701]),
     Path::new("a decision in memory", decision, [414, 394]),
-    Path::new("the first one of a key", first, [1_326, 1_376]),
-    Path::new("a decision of two quotas", two, [650, 728]),
+    Path::new("the first one of a key", first, [1_326, 1_318]),
+    Path::new("a decision of two quotas", two, [650, 660]),
     Path::new("a decision on a calendar", calendar, [485, 466]),
-    Path::new("two limits in one charge", two_limits, [1_445, 1_617]),
-    Path::new("three limits in one charge", three_limits, [1_956, 2_265]),
-    Path::new("the same refused by one", one_refuses, [2_437, 2_550]),
-    Path::new("a refusal of one limit", refusal, [908, 1_196]),
-    Path::new(QUEUES[0], short_queue, [7_411, 8_067]),
-    Path::new(QUEUES[1], long_queue, [9_433, 12_008]),
+    Path::new("two limits in one charge", two_limits, [1_445, 1_363]),
+    Path::new("three limits in one charge", three_limits, [1_956, 1_837]),
+    Path::new("the same refused by one", one_refuses, [2_436, 2_251]),
+    Path::new("a refusal of one limit", refusal, [908, 883]),
+    Path::new(QUEUES[0], short_queue, [7_385, 6_243]),
+    Path::new(QUEUES[1], long_queue, [9_395, 8_292]),
 ];
 
 /// A request that joins a queue and leaves it, behind one other request and behind 40,000.
