@@ -10,7 +10,7 @@ use std::fmt;
 use std::ptr;
 use std::time::{Duration, SystemTime};
 
-use crate::quota::{Quota, Quotas, Span};
+use crate::quota::{Periods, Quota, Quotas, Rate, Span};
 use crate::window::{MAX, State};
 
 mod decide;
@@ -23,7 +23,7 @@ pub(crate) use decide::{Ask, LineWindows, Merging, Ruling};
 #[cfg(feature = "serde")]
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
-pub(crate) use limited::{KeptRefuser, LimitName, Refuser};
+pub(crate) use limited::{Label, LimitName};
 pub use usage::Usage;
 pub(crate) use usage::system_time;
 
@@ -79,8 +79,7 @@ struct DecidedLine {
     /// is here, at its position modulo [`MAX_INLINE`].
     inline: [Usage; MAX_INLINE],
     name: LimitName,
-    /// If it is kept, and refused. Otherwise the details may have a copy.
-    refuser: Option<KeptRefuser>,
+    periods: Periods,
     len: u8,
     governing: u8,
     /// A bit for each quota that refused.
@@ -114,8 +113,6 @@ struct LineDetails {
     covered: Option<[Span; Quotas::MAX]>,
     /// The state that a remote store keeps for each quota, if the store told it.
     states: Option<[Option<State>; Quotas::MAX]>,
-    /// For a response without a layer, if the limit that refused is not [kept](KeptRefuser).
-    refuser: Option<Refuser>,
 }
 
 /// In the places of the charge. A limit whose store failed, and that lets requests pass then, has
@@ -127,6 +124,15 @@ struct DecidedLines {
     /// recursive type is dropped by a function call.
     details: [Option<Box<LineDetails>>; MAX_LIMITS],
     governing: u8,
+}
+
+/// What clients read of a refusal, beside the time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Refusal {
+    standing: Usage,
+    verdict: Verdict,
+    /// Of the only quota that refused. `None`: the text names others, or the cost.
+    period: Option<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -144,7 +150,14 @@ impl LineDetails {
     fn from_usage(usage: &[Usage]) -> Self {
         let mut standings = [Usage::NONE; Quotas::MAX];
         standings[..usage.len()].copy_from_slice(usage);
-        Self { standings, covered: None, states: None, refuser: None }
+        Self { standings, covered: None, states: None }
+    }
+}
+
+impl Refusal {
+    /// Whether refusals that read like this have the same text.
+    pub(crate) fn has_usual_text(&self) -> bool {
+        self.period.is_some()
     }
 }
 
@@ -173,7 +186,8 @@ impl<'a> LineRef<'a> {
 impl PartialEq for LineRef<'_> {
     fn eq(&self, other: &Self) -> bool {
         let bits = |line: &DecidedLine| (line.refusing, line.shared, line.local, line.governing);
-        let count = |line: &DecidedLine| (line.name, line.now, line.cost, line.verdict);
+        let count =
+            |line: &DecidedLine| (line.name, line.periods, line.now, line.cost, line.verdict);
         bits(self.0) == bits(other.0)
             && count(self.0) == count(other.0)
             && self.usage() == other.usage()
@@ -302,7 +316,7 @@ impl Decision {
     }
 
     pub(crate) fn passed(self) -> Result<Self, RateLimited> {
-        if self.allowed() { Ok(self) } else { Err(RateLimited::new(self)) }
+        if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
     }
 
     /// Returns the decision of one limit, if it took part. In a refusal, limits that would have
@@ -321,6 +335,39 @@ impl Decision {
     /// It is empty if the limit has none.
     pub fn governing_limit(&self) -> &str {
         self.line.name.text()
+    }
+
+    /// The name of a quota of the only limit, for clients, such as `login:5/minute`.
+    pub(crate) fn policy(&self, i: usize) -> String {
+        let (usage, period) = (self.usage()[i], self.line.periods.of(i));
+        let rate = Rate { limit: usage.limit, window: usage.length(), period };
+        match self.governing_limit() {
+            "" => rate.to_string(),
+            name => format!("{name}:{rate}"),
+        }
+    }
+
+    /// The quotas that refused.
+    pub(crate) fn violated(&self) -> Vec<String> {
+        let violated = |(_, of): (_, Self)| of.refusing().map(move |i| of.policy(i));
+        self.limits().flat_map(violated).collect()
+    }
+
+    #[inline]
+    pub(crate) fn refusal(&self) -> Refusal {
+        let lines = match self.details.as_deref() {
+            Some(Details::Lines(lines)) => lines.all.as_slice(),
+            _ => &[],
+        };
+        let is_only = self.line.refusing.is_power_of_two()
+            && lines.iter().flatten().filter(|line| line.refusing > 0).count() <= 1
+            && self.left_and_cost().is_none();
+        let Self { line, .. } = self;
+        Refusal {
+            standing: *line.governor(),
+            verdict: line.verdict,
+            period: is_only.then(|| line.periods.of(self.governing())),
+        }
     }
 
     fn until(&self, at: i64) -> Duration {
@@ -396,13 +443,6 @@ impl Decision {
         })
     }
 
-    fn line_at_mut(&mut self, place: usize) -> Option<&mut DecidedLine> {
-        match self.details.as_deref_mut() {
-            Some(Details::Lines(lines)) => lines.all.get_mut(place)?.as_mut(),
-            _ => (place == 0).then_some(&mut self.line),
-        }
-    }
-
     /// `None` as for [`at`](Self::at).
     #[inline]
     pub(crate) fn waits_at(&self, place: usize) -> Option<bool> {
@@ -420,7 +460,7 @@ impl Decision {
     }
 
     fn details_at(&mut self, place: usize) -> Option<&mut LineDetails> {
-        let inline = self.line_at_mut(place)?.inline;
+        let inline = self.line_at(place)?.0.inline;
         let new = || LineDetails::from_usage(&inline);
         Some(match &mut **self.details.get_or_insert_with(|| Box::new(Details::Line(new()))) {
             Details::Line(details) => details,
@@ -466,8 +506,7 @@ impl Decision {
 
     pub(crate) fn take_states(&mut self, place: usize) -> Option<[Option<State>; Quotas::MAX]> {
         let is_needless = |line: &DecidedLine, details: &LineDetails| {
-            let LineDetails { covered, refuser, .. } = details;
-            usize::from(line.len) <= MAX_INLINE && covered.is_none() && refuser.is_none()
+            usize::from(line.len) <= MAX_INLINE && details.covered.is_none()
         };
         match self.details.as_deref_mut()? {
             Details::Line(details) => {
@@ -483,21 +522,6 @@ impl Decision {
                 *details = details.take().filter(|details| !is_needless(line, details));
                 states
             }
-        }
-    }
-
-    /// For a response without a layer: the limit by its number if it is kept, else a copy.
-    pub(crate) fn note_refuser(
-        &mut self,
-        place: usize,
-        kept: Option<KeptRefuser>,
-        name: &str,
-        quotas: &Quotas,
-    ) {
-        if kept.is_some() {
-            self.line_at_mut(place).into_iter().for_each(|line| line.refuser = kept);
-        } else if let Some(details) = self.details_at(place) {
-            details.refuser = Some(Refuser { name: name.into(), quotas: *quotas });
         }
     }
 

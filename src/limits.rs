@@ -558,9 +558,8 @@ pub(crate) fn charge_lines<'a>(
 ) -> Reply<Decision> {
     match store {
         AnyStore::Memory(memory) if !limiter(0).is_watched() => {
-            let decided =
-                |of: Ruling| Reply::now(of.into_decision(limiter(0).scope().limit_name()));
-            let mut reply = match memory.rule(charge) {
+            let decided = |of: Ruling| Reply::now(of.into_decision(charge.account().label()));
+            let reply = match memory.rule(charge) {
                 Ok(ruling) if ruling.passed() => {
                     observer::note_passed(limiter(0).scope(), charge.cost(), false);
                     return decided(ruling);
@@ -568,7 +567,7 @@ pub(crate) fn charge_lines<'a>(
                 Ok(ruling) => decided(ruling),
                 Err(undecided) => memory.decide_other(charge, undecided),
             };
-            reply.note(|decision| note_decision(decision, limiter, charge, true));
+            reply.note(|decision| note_decision(decision, limiter, charge));
             reply
         }
         _ => charge_elsewhere(store, limiter, charge),
@@ -581,27 +580,25 @@ fn charge_elsewhere<'a>(
     limiter: impl Fn(usize) -> &'a Limiter + Copy,
     charge: Charge<'_>,
 ) -> Reply<Decision> {
-    let note = |decision: &mut Decision| note_decision(decision, limiter, charge, true);
     let mut reply = store.charge(charge);
-    reply.note(note);
+    reply.note(|decision| note_decision(decision, limiter, charge));
     if reply.as_now().is_some() {
         return reply;
     }
     let limiters: Vec<_> = (0..charge.len()).map(|place| limiter(place).clone()).collect();
     let charge = charge.to_owned();
-    reply.map(move |mut decision| {
-        note_decision(&mut decision, |place| &limiters[place], charge.as_charge(), false);
+    reply.map(move |decision| {
+        note_decision(&decision, |place| &limiters[place], charge.as_charge());
         decision
     })
 }
 
-/// For decisions without a layer. `are_own`: the quotas of the charge may be the limiters' own.
+/// For decisions without a layer.
 #[inline(always)]
 fn note_decision<'a>(
-    decision: &mut Decision,
+    decision: &Decision,
     limiter: impl Fn(usize) -> &'a Limiter + Copy,
     charge: Charge<'_>,
-    are_own: bool,
 ) {
     if !charge.is_peek() {
         let line = |place| -> ChargedLine<'_> {
@@ -609,25 +606,6 @@ fn note_decision<'a>(
             (limiter(place), account, cost)
         };
         observe(decision, charge.len(), line, false, None);
-    }
-    if !decision.allowed() {
-        note_refusers(decision, limiter, charge, are_own);
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn note_refusers<'a>(
-    decision: &mut Decision,
-    limiter: impl Fn(usize) -> &'a Limiter,
-    charge: Charge<'_>,
-    are_own: bool,
-) {
-    for (place, (account, _)) in charge.lines().enumerate() {
-        if decision.refuses_at(place) {
-            let kept = if are_own { limiter(place).refuser(account.quotas()) } else { None };
-            decision.note_refuser(place, kept, account.scope().name(), account.quotas());
-        }
     }
 }
 

@@ -14,8 +14,10 @@ mod zone;
 pub(crate) use calendar::Boundaries;
 pub use calendar::Weekday;
 pub(crate) use calendar::{Calendar, Span};
+pub(crate) use set::Periods;
 pub use set::{Plan, Quotas};
 pub use text::ParseQuotaError;
+pub(crate) use text::Rate;
 
 use calendar::Period;
 use zone::Zone;
@@ -347,7 +349,7 @@ impl Quota {
 
     const fn starting_on(self, first: Period) -> Result<Self, QuotaError> {
         match (self.calendar(), first.validated()) {
-            (Ok(Calendar { period, zone }), Ok(first)) if period.is_same_kind(first) => {
+            (Ok(Calendar { period, zone }), Ok(first)) if period.kind() == first.kind() => {
                 Ok(self.on_calendar(first, zone))
             }
             (Ok(_), _) => Err(QuotaError::FirstDay),
@@ -484,6 +486,7 @@ impl Quota {
 
     /// [`counter`](Self::counter) as a number that must still be mixed, and holds only in this
     /// process.
+    #[inline]
     pub(crate) const fn identity(&self) -> u64 {
         let anchor = match self.anchor {
             Anchor::Grid { offset } => offset,
@@ -498,11 +501,12 @@ impl Quota {
         self.capacity == self.limit && self.limit > 0
     }
 
-    pub(crate) fn may_last(&self, length: Duration) -> bool {
-        // Months differ by up to three days, and a change of the clocks moves a boundary.
-        const MOST: Duration = Duration::from_millis(3 * DAY_MS + DAY_MS / 12);
-        let differs = self.window().abs_diff(length);
-        if let Anchor::Calendar(_) = self.anchor { differs <= MOST } else { differs.is_zero() }
+    /// The number of a calendar's period, from 1 on. 0: the quota is on none.
+    const fn period(&self) -> usize {
+        match self.anchor {
+            Anchor::Calendar(calendar) => 1 + calendar.period.kind(),
+            _ => 0,
+        }
     }
 
     const fn same_counter(&self, other: &Quota) -> bool {

@@ -1,6 +1,6 @@
 //! Decides a charge: over all quotas of a key (S6), and over all limits (S37).
 
-use super::{DecidedLine, Decision, Details, LimitName, LineDetails, MAX_INLINE, Usage, Verdict};
+use super::{DecidedLine, Decision, Details, Label, LineDetails, MAX_INLINE, Usage, Verdict};
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
@@ -15,7 +15,7 @@ pub(crate) struct Ask {
 impl Decision {
     #[inline]
     pub(super) fn new(
-        name: LimitName,
+        label: Label,
         now: i64,
         cost: u64,
         inline: [Usage; MAX_INLINE],
@@ -26,8 +26,8 @@ impl Decision {
             cost,
             verdict: Verdict::Passed,
             inline,
-            name,
-            refuser: None,
+            name: label.name,
+            periods: label.periods,
             len: len as u8,
             governing: 0,
             refusing: 0,
@@ -41,7 +41,7 @@ impl Decision {
     /// standings before it. `fits` is whether all grant it.
     #[inline(always)]
     pub(crate) fn all_running<const N: usize>(
-        name: LimitName,
+        label: Label,
         now: i64,
         usage: [Usage; N],
         cost: u64,
@@ -52,7 +52,7 @@ impl Decision {
         for (standing, usage) in standings.iter_mut().zip(usage) {
             *standing = Usage { used: usage.used + taken, ..usage };
         }
-        let mut decision = Self::new(name, now, cost, [standings[0], standings[1]], N);
+        let mut decision = Self::new(label, now, cost, [standings[0], standings[1]], N);
         if N > MAX_INLINE {
             decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
         }
@@ -69,7 +69,7 @@ impl Decision {
     /// `N`. Returns the states to write in the same order.
     #[inline(always)]
     pub(crate) fn over<const N: usize>(
-        name: LimitName,
+        label: Label,
         now: i64,
         windows: &[Window<'_>],
         ask: Ask,
@@ -101,7 +101,7 @@ impl Decision {
             }
         }
         let inline = [standings[0], standings[1]];
-        let mut decision = Self::new(name, now, granted, inline, windows.len());
+        let mut decision = Self::new(label, now, granted, inline, windows.len());
         if N > MAX_INLINE && windows.len() > MAX_INLINE {
             decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
         }
@@ -181,10 +181,10 @@ impl Ruling {
     }
 
     #[inline(always)]
-    pub(crate) fn into_decision(self, name: LimitName) -> Decision {
+    pub(crate) fn into_decision(self, label: Label) -> Decision {
         let Self { now, cost, usage, verdict } = self;
         let refusing = u8::from(!self.passed());
-        let mut decision = Decision::new(name, now, cost, [usage, Usage::NONE], 1);
+        let mut decision = Decision::new(label, now, cost, [usage, Usage::NONE], 1);
         (decision.line.verdict, decision.line.refusing) = (verdict, refusing);
         decision
     }
@@ -239,7 +239,7 @@ impl Reservation {
 
 #[derive(Clone, Copy)]
 pub(crate) struct LineWindows<'w, 'a> {
-    pub(crate) name: LimitName,
+    pub(crate) label: Label,
     pub(crate) windows: &'w [Window<'a>],
     pub(crate) ask: Ask,
     /// A bit for each quota whose count other keys share.
@@ -271,7 +271,7 @@ impl Decision {
             let fits_beside = !fit && fits(line);
             // A late reservation is decided as if it passed, and then undone.
             let ask = Ask { peek: !late && (is_peek || fits_beside), ..line.ask };
-            let (mut decision, mut writes) = Self::over::<N>(line.name, now, line.windows, ask);
+            let (mut decision, mut writes) = Self::over::<N>(line.label, now, line.windows, ask);
             fit &= decision.allowed();
             if late {
                 decision = decision.undone();

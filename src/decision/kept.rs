@@ -1,6 +1,6 @@
 //! The numbers of a decision that a kept receipt has, to correct the charge in another process.
 
-use super::{Decision, Details, LimitName, LineDetails, MAX_INLINE, Usage, Verdict};
+use super::{Decision, Details, Label, LimitName, LineDetails, MAX_INLINE, Usage, Verdict};
 use crate::quota::{Anchor, Quota, Quotas, Span};
 use crate::window::MAX;
 
@@ -46,7 +46,8 @@ impl Decision {
             Some(ready_at) => Verdict::Reserved { ready_at },
             None => Verdict::Passed,
         };
-        let mut decision = Self::new(name, now, granted, [Usage::NONE; MAX_INLINE], windows.len());
+        let label = Label { name, periods: quotas.periods() };
+        let mut decision = Self::new(label, now, granted, [Usage::NONE; MAX_INLINE], windows.len());
         (decision.line.verdict, decision.line.shared) = (verdict, shared);
         decision.details = Some(Box::new(Details::Line(details)));
         decision.govern_by_tightest();

@@ -1,14 +1,13 @@
 //! A refused charge as an error, [`RateLimited`], and as the answer to requests that wait behind
-//! others; and what a decision knows of its limits: [`LimitName`] and [`Refuser`].
+//! others; and what a decision knows of its limits: [`Label`].
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
-use std::num::NonZero;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use super::{Decision, LineRef, Verdict};
-use crate::quota::{Quota, Quotas, Span};
+use super::{Decision, Verdict};
+use crate::quota::{Periods, Quota, Quotas, Span};
 use crate::window::Window;
 
 /// A refused charge as an error: [`Decision::into_result`]. [`Limiter::charge`] returns it, too.
@@ -16,26 +15,13 @@ use crate::window::Window;
 /// [`Limiter::charge`]: crate::Limiter::charge
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[doc(alias = "quota exceeded")]
-pub struct RateLimited(Decision);
+pub struct RateLimited(pub(crate) Decision);
 
 impl RateLimited {
-    pub(super) fn new(refusal: Decision) -> Self {
-        Self(refusal)
-    }
-
     /// Returns the decision that refused, as in the example of
     /// [`Limiter::charge`](crate::Limiter::charge).
     pub fn decision(&self) -> &Decision {
         &self.0
-    }
-
-    pub(crate) fn into_parts(self) -> (Decision, Vec<(usize, Refuser)>) {
-        let refuser = |(place, LineRef(line, details)): (usize, LineRef<'_>)| match line.refuser {
-            Some(kept) => Some((place, kept.refuser()?)),
-            None => Some((place, details?.refuser.clone()?)),
-        };
-        let refusers = self.0.lines().filter_map(refuser).collect();
-        (self.0, refusers)
     }
 }
 
@@ -55,44 +41,11 @@ impl fmt::Display for RateLimited {
 
 impl Error for RateLimited {}
 
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Refuser {
-    pub(crate) name: Box<str>,
-    pub(crate) quotas: Quotas,
-}
-
-/// The number of a limit that is kept while the process runs, so that refusals refer to it without
-/// an allocation.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct KeptRefuser(NonZero<u16>);
-
-impl KeptRefuser {
-    /// `None`: as many are kept as may be, and refusals of this limit take a copy.
-    pub(crate) fn of(name: &str, quotas: &Quotas) -> Option<Self> {
-        /// More than an app writes down, in some 240 kB.
-        const MOST: usize = 1_024;
-
-        let mut kept = kept();
-        let known = kept.iter().position(|of| *of.name == *name && of.quotas == *quotas);
-        let index = match known {
-            Some(index) => index,
-            None if kept.len() < MOST => {
-                kept.push(Refuser { name: name.into(), quotas: *quotas });
-                kept.len() - 1
-            }
-            None => return None,
-        };
-        NonZero::new(index as u16 + 1).map(Self)
-    }
-
-    fn refuser(self) -> Option<Refuser> {
-        kept().get(usize::from(self.0.get()) - 1).cloned()
-    }
-}
-
-fn kept() -> MutexGuard<'static, Vec<Refuser>> {
-    static KEPT: Mutex<Vec<Refuser>> = Mutex::new(Vec::new());
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+/// What clients read of a limit, beside the standings.
+#[derive(Clone, Copy)]
+pub(crate) struct Label {
+    pub(crate) name: LimitName,
+    pub(crate) periods: Periods,
 }
 
 /// A name, or none. Names are kept while the process runs: a decision that owned its name would

@@ -53,7 +53,8 @@ impl Usage {
         Duration::from_millis(self.length())
     }
 
-    fn length(&self) -> u64 {
+    #[inline]
+    pub(super) fn length(&self) -> u64 {
         self.end.saturating_sub(self.start) as u64
     }
 

@@ -3,14 +3,13 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::live::{Changes, Live, UNKNOWN};
 use super::refused::Refused;
 use super::{Limit, Receipt, ReceiptLine, charge_lines, mistakes};
-use crate::decision::{Decision, KeptRefuser, RateLimited, system_time};
+use crate::decision::{Decision, RateLimited, system_time};
 use crate::key::Key;
 use crate::observe::Change;
 use crate::quota::Quotas;
@@ -56,9 +55,6 @@ pub struct Limiter {
     is_watched: bool,
     store: AnyStore,
     live: Arc<Live>,
-    /// Set by the first refusal. `None`: each refusal takes a copy, since the limiter may be one of
-    /// many with quotas of their own.
-    refuser: OnceLock<Option<KeptRefuser>>,
 }
 
 impl Limiter {
@@ -86,7 +82,6 @@ impl Limiter {
             is_watched: live.is_watched(),
             store,
             live: Arc::new(live),
-            refuser: OnceLock::new(),
         }
     }
 
@@ -114,7 +109,7 @@ impl Limiter {
     pub fn with_quotas(&self, quotas: impl Into<Quotas>) -> Self {
         let quotas = quotas.into();
         let live = Arc::new(self.live.with_quotas(quotas));
-        Self { quotas, generation: 0, live, refuser: OnceLock::from(None), ..self.clone() }
+        Self { quotas, generation: 0, live, ..self.clone() }
     }
 }
 
@@ -424,13 +419,6 @@ impl Limiter {
         };
         let charge = configure(Charge::new(Account::new(&self.scope, quotas, key), cost));
         charge_lines(&self.store, |_| self, charge)
-    }
-
-    /// For charges under the limiter's own quotas.
-    #[inline]
-    pub(crate) fn refuser(&self, quotas: &Quotas) -> Option<KeptRefuser> {
-        let own = ptr::eq(quotas, &self.quotas);
-        own.then(|| *self.refuser.get_or_init(|| KeptRefuser::of(self.name(), quotas)))?
     }
 
     fn charge_for_receipt(

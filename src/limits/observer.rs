@@ -44,7 +44,9 @@ fn note(
     shadow: bool,
 ) -> bool {
     if !decision.allowed() {
-        note_refused(account, decision, place, shadow);
+        if observe::ON {
+            note_refused(account, decision, place, shadow);
+        }
     } else if let Some(waits) = decision.waits_at(place) {
         note_passed(account.scope(), cost, waits);
     } else {
@@ -64,7 +66,7 @@ pub(super) fn note_passed(scope: &Scope, tokens: u64, waits: bool) {
 /// The log has one event for a request: that of the line that governs.
 #[inline(never)]
 fn note_refused(account: Account<'_>, decision: &Decision, place: usize, shadow: bool) {
-    if !observe::ON || !decision.refuses_at(place) {
+    if !decision.refuses_at(place) {
         return;
     }
     let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };

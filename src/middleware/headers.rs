@@ -15,8 +15,7 @@ use bytes::Bytes;
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
-use crate::decision::Decision;
-use crate::quota::{Quota, Quotas};
+use crate::decision::{Decision, Refusal};
 
 /// The rate-limit headers that a layer sends: see
 /// [`FixedWindowLayer::headers`](crate::FixedWindowLayer::headers).
@@ -89,8 +88,6 @@ const MAX_INTEGER: u64 = 999_999_999_999_999;
 
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-pub(crate) type LimitAt<'a> = (usize, &'a str, &'a Quotas);
-
 #[derive(Debug)]
 pub(crate) struct PreparedHeaders {
     style: Headers,
@@ -99,26 +96,18 @@ pub(crate) struct PreparedHeaders {
     /// The end of the last window, in milliseconds and as a header value. Most requests share this
     /// end, and the table of small numbers does not hold it.
     reset: Mutex<Option<(i64, HeaderValue)>>,
-    refusal: Mutex<LastRefusal>,
+    refusal: Mutex<Option<LastRefusal>>,
 }
 
 /// During an attack, all refusals of a second are the same.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct LastRefusal {
-    values: RefusalValues,
+    refusal: Refusal,
+    retry_after: Option<u64>,
     content_type: Option<HeaderValue>,
     headers: HeaderMap,
-    /// Empty if the limit's refusals have different bodies.
+    /// Empty if such a refusal has a text of its own, or was not asked for one.
     body: Bytes,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct RefusalValues {
-    limit: u64,
-    used: u64,
-    /// In milliseconds.
-    reset: i64,
-    retry_after: Option<u64>,
 }
 
 impl PreparedHeaders {
@@ -134,13 +123,12 @@ impl PreparedHeaders {
     }
 
     /// For a request that passed (S18), unless the headers of an inner layer are tighter (S19).
-    /// Returns `false`, without a change, if an inner layer of this crate has refused. `limits` are
-    /// all that were decided, and `now` is the time of their store.
+    /// Returns `false`, without a change, if an inner layer of this crate has refused. `now` is the
+    /// time of the store.
     #[inline]
-    pub(crate) fn stamp_passed<'a, R, L: Iterator<Item = LimitAt<'a>>>(
+    pub(crate) fn stamp_passed<R>(
         &self,
         response: &mut Response<R>,
-        limits: impl FnOnce() -> L,
         decision: &Decision,
         now: impl FnOnce() -> i64,
     ) -> bool {
@@ -155,7 +143,7 @@ impl PreparedHeaders {
             return false;
         }
         if self.style.ietf() {
-            append_ietf(response.headers_mut(), limits(), decision);
+            append_ietf(response.headers_mut(), decision);
         }
         true
     }
@@ -198,26 +186,23 @@ impl PreparedHeaders {
         true
     }
 
-    /// For a refusal by a quota (S18). `limits` are all that were decided, as far as these are
-    /// known.
+    /// For a refusal by a quota (S18).
     #[inline]
-    pub(crate) fn stamp_refused<'a, R, L: Iterator<Item = LimitAt<'a>>>(
+    pub(crate) fn stamp_refused<R>(
         &self,
         response: &mut Response<R>,
         content_type: Option<&HeaderValue>,
-        limits: impl FnOnce() -> L,
         decision: &Decision,
     ) {
         let (headers, _) = self.last_refusal(decision, content_type, None);
-        self.put_refused(response, headers, limits, decision);
+        self.put_refused(response, headers, decision);
     }
 
     #[inline]
-    pub(crate) fn put_refused<'a, R, L: Iterator<Item = LimitAt<'a>>>(
+    pub(crate) fn put_refused<R>(
         &self,
         response: &mut Response<R>,
         refusal: HeaderMap,
-        limits: impl FnOnce() -> L,
         decision: &Decision,
     ) {
         let headers = response.headers_mut();
@@ -229,7 +214,7 @@ impl PreparedHeaders {
             self.append_others(headers, &others);
         }
         if self.style.ietf() {
-            append_ietf(headers, limits(), decision);
+            append_ietf(headers, decision);
         }
         if !self.style.github() {
             mark_refused(response);
@@ -274,56 +259,62 @@ impl PreparedHeaders {
         }
     }
 
-    /// The headers of a refusal by a quota, without the IETF's, and the body that all refusals of
-    /// these values have.
+    /// The headers of a refusal by a quota, without the IETF's, and the body if it is to have one.
     pub(crate) fn last_refusal(
         &self,
         decision: &Decision,
         content_type: Option<&HeaderValue>,
         body: Option<&dyn Fn() -> Bytes>,
     ) -> (HeaderMap, Bytes) {
-        let retry_at = decision.retry_at_ms();
-        let values = RefusalValues {
-            limit: decision.limit(),
-            used: decision.used(),
-            reset: decision.reset_at_ms().max(retry_at.unwrap_or(0)),
-            retry_after: retry_after_secs(decision),
+        let (refusal, retry_after) = (decision.refusal(), retry_after_secs(decision));
+        if let Some(make) = body
+            && !refusal.has_usual_text()
+        {
+            return (self.last_refusal(decision, content_type, None).0, make());
+        }
+        let make = || {
+            let headers = self.make_refusal(decision, retry_after, content_type);
+            let (content_type, body) = (content_type.cloned(), body.map(|make| make()));
+            let body = body.unwrap_or_default();
+            LastRefusal { refusal, retry_after, content_type, headers, body }
         };
         let Ok(mut last) = self.refusal.try_lock() else {
-            let made = self.make_refusal(values, content_type, body);
-            return (made.headers, made.body);
+            let LastRefusal { headers, body, .. } = make();
+            return (headers, body);
         };
-        if last.values != values
-            || !is_same(last.content_type.as_ref(), content_type)
-            || last.headers.is_empty()
-            || body.is_some() && last.body.is_empty()
-        {
-            *last = self.make_refusal(values, content_type, body);
+        match &mut *last {
+            Some(last)
+                if last.refusal == refusal
+                    && last.retry_after == retry_after
+                    && is_same(last.content_type.as_ref(), content_type)
+                    && (body.is_none() || !last.body.is_empty()) => {}
+            last => *last = Some(make()),
         }
-        (last.headers.clone(), last.body.clone())
+        let LastRefusal { headers, body, .. } = last.as_ref().expect("just made");
+        (headers.clone(), body.clone())
     }
 
     #[cold]
     fn make_refusal(
         &self,
-        values: RefusalValues,
+        decision: &Decision,
+        retry_after: Option<u64>,
         content_type: Option<&HeaderValue>,
-        body: Option<&dyn Fn() -> Bytes>,
-    ) -> LastRefusal {
+    ) -> HeaderMap {
+        let reset = decision.reset_at_ms().max(decision.retry_at_ms().unwrap_or(0));
         // Has room for these, a content-type, and headers that a server adds.
         let mut headers = HeaderMap::with_capacity(12);
         if self.style.github() {
-            headers.insert(REFUSED_LIMIT, self.limit(values.limit));
+            headers.insert(REFUSED_LIMIT, self.limit(decision.limit()));
             headers.insert(REMAINING, number(0));
-            headers.insert(USED, number(values.used));
-            headers.insert(RESET, number(seconds(values.reset)));
+            headers.insert(USED, number(decision.used()));
+            headers.insert(RESET, number(seconds(reset)));
             headers.extend(self.resource.clone().map(|resource| (RESOURCE, resource)));
         }
-        headers.extend(values.retry_after.map(|seconds| (RETRY_AFTER, number(seconds))));
+        headers.extend(retry_after.map(|seconds| (RETRY_AFTER, number(seconds))));
         headers.insert(CACHE_CONTROL, NO_STORE);
         headers.extend(content_type.map(|value| (CONTENT_TYPE, value.clone())));
-        let body = body.map(|make| make()).unwrap_or_default();
-        LastRefusal { values, content_type: content_type.cloned(), headers, body }
+        headers
     }
 }
 
@@ -366,18 +357,12 @@ pub(crate) fn put_failure_headers(headers: &mut HeaderMap, may_retry: bool) {
 }
 
 /// Follows those of inner layers, with an item for each quota of each limit that was decided.
-fn append_ietf<'a>(
-    headers: &mut HeaderMap,
-    limits: impl Iterator<Item = LimitAt<'a>>,
-    decision: &Decision,
-) {
+fn append_ietf(headers: &mut HeaderMap, decision: &Decision) {
     let (mut policies, mut standings) = (String::new(), String::new());
-    for (place, name, quotas) in limits {
-        let Some(decision) = decision.at(place) else { continue };
-        for (i, (quota, standing)) in quotas.iter().zip(decision.usage()).enumerate() {
+    for (_, decision) in decision.limits() {
+        for (i, standing) in decision.usage().iter().enumerate() {
             let separator = if policies.is_empty() { "" } else { ", " };
-            let name = policy_name(name, quota);
-            let limit = quota.limit().min(MAX_INTEGER);
+            let (name, limit) = (decision.policy(i), standing.limit().min(MAX_INTEGER));
             let _ = write!(policies, "{separator}\"{name}\";q={limit}");
             // `w` is optional and in whole seconds: other windows have none. A calendar's window is
             // the one that runs.
@@ -443,13 +428,6 @@ fn address(name: &HeaderName) -> *const u8 {
 /// Rounded up, so that a client that waits for these seconds is never too early.
 pub(crate) fn seconds(ms: i64) -> u64 {
     (ms.max(0) as u64).div_ceil(1_000)
-}
-
-/// For clients, such as `login:5/minute`.
-pub(crate) fn policy_name(name: &str, quota: &Quota) -> String {
-    let mut text = format!("{name}{}", if name.is_empty() { "" } else { ":" });
-    quota.write_rate(&mut text).expect("writing to a string");
-    text
 }
 
 /// Most integers are small, and come from a table without an allocation.

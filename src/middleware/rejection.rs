@@ -10,13 +10,12 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 use super::headers::{
-    FAILED_RETRY_AFTER, Headers, LimitAt, PreparedHeaders, is_refused_inside, mark_refused,
-    policy_name, put_failure_headers, retry_after_secs,
+    FAILED_RETRY_AFTER, Headers, PreparedHeaders, is_refused_inside, mark_refused,
+    put_failure_headers, retry_after_secs,
 };
 use crate::decision::{Decision, RateLimited};
 use crate::key::MissingKey;
 use crate::limits::Limiter;
-use crate::quota::{Quota, Quotas};
 use crate::store::StoreError;
 
 /// Why a request was refused: [`Rejection::reason`](crate::Rejection::reason).
@@ -83,11 +82,6 @@ pub struct Rejection<'a> {
     pub(crate) reason: &'a Reason,
     pub(crate) limited: Option<StatusCode>,
     pub(crate) name: &'a str,
-    /// The limits that were decided, as far as these are known: the first, and the others.
-    pub(crate) first: Option<LimitAt<'a>>,
-    pub(crate) others: &'a [LimitAt<'a>],
-    /// `true` if the layer's refusals differ by their headers only.
-    pub(crate) has_one_body: bool,
     pub(crate) headers: &'a PreparedHeaders,
 }
 
@@ -124,41 +118,13 @@ impl<'a> Rejection<'a> {
         self.name
     }
 
-    fn limits(&self) -> impl Iterator<Item = LimitAt<'a>> + use<'a> {
-        self.first.into_iter().chain(self.others.iter().copied())
-    }
-
-    /// All refusals of the layer that have the same wait have the same body.
-    #[inline]
-    fn has_body_of_all(&self, decision: &Decision) -> bool {
-        self.has_one_body
-            && self.first.is_some_and(|(_, _, quotas)| quotas.len() == 1)
-            && !decision.exceeds_capacity()
-            && decision.left_and_cost().is_none()
-    }
-
-    /// The quotas that refused, such as `login:5/minute`.
-    fn violated(&self) -> Vec<String> {
-        let mut violated = Vec::new();
-        let Some(decision) = self.reason.decision() else { return violated };
-        for (place, name, quotas) in self.limits() {
-            let decision = decision.at(place);
-            let refusing = decision.into_iter().flat_map(|decision| decision.refusing());
-            let refusing = refusing.filter_map(|i| quotas.as_slice().get(i));
-            violated.extend(refusing.map(|quota| policy_name(name, quota)));
-        }
-        violated
-    }
-
     /// Returns a sentence for the client: of a limit it begins with "API rate limit exceeded",
     /// which clients of GitHub's API look for.
     pub fn message(&self) -> String {
         match self.reason {
             Reason::RateLimited(decision) => {
-                let mut text = String::from("API rate limit exceeded");
-                if self.first.is_some() {
-                    text += &format!(": {}", self.violated().join(", "));
-                }
+                let violated = decision.violated().join(", ");
+                let mut text = format!("API rate limit exceeded: {violated}");
                 let numbers = decision.left_and_cost();
                 if let Some((left, cost)) = numbers {
                     write!(text, "; {left} left for a cost of {cost}")
@@ -209,7 +175,7 @@ impl<'a> Rejection<'a> {
     fn stamp<B>(&self, response: &mut Response<B>, content_type: Option<&HeaderValue>) {
         match self.reason {
             Reason::RateLimited(decision) => {
-                self.headers.stamp_refused(response, content_type, || self.limits(), decision);
+                self.headers.stamp_refused(response, content_type, decision);
             }
             _ => {
                 let content_type = content_type.map(|value| (CONTENT_TYPE, value.clone()));
@@ -288,13 +254,13 @@ impl<B: From<Bytes>> Reject<B> for ProblemJson {
 
 fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
     static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
-    let Some(decision) = why.reason().decision().filter(|of| why.has_body_of_all(of)) else {
+    let Some(decision) = why.reason().decision() else {
         return why.stamped(B::from(problem(why)), Some(&PROBLEM));
     };
     let make = || problem(why);
     let (headers, body) = why.headers.last_refusal(decision, Some(&PROBLEM), Some(&make));
     let mut response = why.response(B::from(body));
-    why.headers.put_refused(&mut response, headers, || why.limits(), decision);
+    why.headers.put_refused(&mut response, headers, decision);
     response
 }
 
@@ -422,10 +388,9 @@ pub(crate) const QUOTA_EXCEEDED: &str =
 fn problem(why: &Rejection<'_>) -> Bytes {
     let (status, message) = (why.status(), why.message());
     let (kind, title, policies) = match why.reason {
-        Reason::RateLimited(_) => {
-            let policies =
-                why.violated().iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>();
-            let policies = format!(r#","violated-policies":[{}]"#, policies.join(","));
+        Reason::RateLimited(decision) => {
+            let violated = decision.violated().join(r#"",""#);
+            let policies = format!(r#","violated-policies":["{violated}"]"#);
             (QUOTA_EXCEEDED, "Quota exceeded", policies)
         }
         _ => ("about:blank", status.canonical_reason().unwrap_or_default(), String::new()),
@@ -454,10 +419,8 @@ fn escaped(text: &str) -> String {
 
 impl Limiter {
     /// Returns the headers that a layer of this name adds to a response, for a decision of this
-    /// limiter under its own quotas, a plan's or a key's; for frameworks whose middleware is not
-    /// Tower's. Those of a refusal include `retry-after` and `cache-control`. The IETF's headers
-    /// name a calendar's window by its length, such as `30d`, if the limiter's own quotas have none
-    /// like it.
+    /// limiter; for frameworks whose middleware is not Tower's. Those of a refusal include
+    /// `retry-after` and `cache-control`.
     ///
     /// If the framework's headers are not those of the crate `http`, convert each by
     /// `name.as_str()` and `value.as_bytes()`.
@@ -480,34 +443,16 @@ impl Limiter {
     /// ```
     pub fn headers(&self, decision: &Decision, headers: Headers) -> HeaderMap {
         let of = decision.of(self.name());
-        let quotas = of.as_ref().map_or_else(|| self.quotas(), |of| quotas_of(of, &self.quotas()));
-        let (decision, limits) = (of.as_ref().unwrap_or(decision), [(0, self.name(), &quotas)]);
-        let limits = limits.into_iter();
+        let decision = of.as_ref().unwrap_or(decision);
         let prepared = PreparedHeaders::new(headers, self.name(), 0);
         let mut response = Response::new(());
         if decision.allowed() {
-            prepared.stamp_passed(&mut response, || limits, decision, || decision.now_ms());
+            prepared.stamp_passed(&mut response, decision, || decision.now_ms());
         } else {
-            prepared.stamp_refused(&mut response, None, || limits, decision);
+            prepared.stamp_refused(&mut response, None, decision);
         }
         response.into_parts().0.headers
     }
-}
-
-/// The quotas that a decision was made by, which the limiter may not have. A decision knows its
-/// window, but no calendar: if it is in none of the limiter's own, the quota is named by the length
-/// of the window.
-fn quotas_of(decision: &Decision, own: &Quotas) -> Quotas {
-    let mut quotas = decision.usage().iter().enumerate().filter_map(|(i, usage)| {
-        let of_own_window = own.as_slice().get(i).filter(|own| own.may_last(usage.window()));
-        let quota = of_own_window.map(|own| own.with_limit(usage.limit()));
-        // Each with an anchor of its own: a set has no two equal ones.
-        let anchor = Duration::from_millis(1 + i as u64);
-        let other = Quota::try_new(usage.limit(), usage.window());
-        quota.or_else(|| Some(other.ok()?.starting_at(anchor)))
-    });
-    let first = quotas.next().map_or(*own, Quotas::from);
-    quotas.fold(first, |all, quota| all.try_and(quota).unwrap_or(all))
 }
 
 /// 429, as a layer's refusal. An outer layer of this crate leaves it alone, and takes nothing for
@@ -532,33 +477,21 @@ fn quotas_of(decision: &Decision, own: &Quotas) -> Quotas {
 /// ```
 impl<B: From<Bytes>> From<RateLimited> for Response<B> {
     fn from(error: RateLimited) -> Self {
-        let (decision, refusers) = error.into_parts();
-        let limits: Vec<_> =
-            refusers.iter().map(|(place, of)| (*place, &*of.name, &of.quotas)).collect();
-        let governing = decision.governing_limit().to_owned();
-        answer(&Reason::RateLimited(decision), &governing, &limits)
+        answer(&Reason::RateLimited(error.0))
     }
 }
 
 /// 503 with `retry-after`, and nothing of the error's text.
 impl<B: From<Bytes>> From<StoreError> for Response<B> {
     fn from(_: StoreError) -> Self {
-        answer(&Reason::StoreFailed, "", &[])
+        answer(&Reason::StoreFailed)
     }
 }
 
-fn answer<B: From<Bytes>>(reason: &Reason, name: &str, limits: &[LimitAt<'_>]) -> Response<B> {
+fn answer<B: From<Bytes>>(reason: &Reason) -> Response<B> {
+    let name = reason.decision().map_or("", Decision::governing_limit);
     let headers = PreparedHeaders::new(Headers::GitHub, name, 0);
-    let (first, others) = limits.split_first().map_or((None, limits), |(f, o)| (Some(*f), o));
-    problem_response(&Rejection {
-        reason,
-        limited: None,
-        name,
-        first,
-        others,
-        has_one_body: false,
-        headers: &headers,
-    })
+    problem_response(&Rejection { reason, limited: None, name, headers: &headers })
 }
 
 /// As `From<RateLimited> for http::Response<B>`.

@@ -22,7 +22,7 @@ use http::request::Parts;
 use http::{Extensions, Response};
 
 use super::cost::TrueCost;
-use super::headers::{LimitAt, is_refused_inside};
+use super::headers::is_refused_inside;
 use super::rejection::{Reason, Reject, Rejection};
 use super::service::{Current, Settings, Shared};
 use crate::decision::{Decision, Ruling};
@@ -216,7 +216,7 @@ impl<J> LimitedRequest<J> {
 
     #[inline(always)]
     fn decided(&self, ruling: Ruling) -> Decision {
-        ruling.into_decision(self.account(&self.first).scope().limit_name())
+        ruling.into_decision(self.account(&self.first).label())
     }
 
     /// For a request that is dropped while the store decides, if the layer promises a refund (S14).
@@ -322,18 +322,10 @@ impl<J> LimitedRequest<J> {
         }
         let shared = &self.current.shared;
         let governing = self.governing(reason.decision());
-        let others = match self.others() {
-            [] => Vec::new(),
-            others => (1..=others.len()).map(|place| self.limit_at(place)).collect(),
-        };
-        // Bodies differ between plans, and between the limits that refuse.
         let why = Rejection {
             reason,
             limited: shared.options.status,
             name: governing.limiter.name(),
-            first: Some(self.limit_at(0)),
-            others: &others,
-            has_one_body: others.is_empty() && self.first.quotas.is_none(),
             headers: &governing.headers,
         };
         let mut response = shared.reject.reject(parts, &why);
@@ -364,8 +356,7 @@ impl<J> LimitedRequest<J> {
     fn stamp_by<R>(&self, response: &mut Response<R>, decision: &Decision) -> bool {
         let now = || self.current.shared.limits.now();
         let headers = &self.governing(Some(decision)).headers;
-        let limits = || (0..self.count()).map(|place| self.limit_at(place));
-        headers.stamp_passed(response, limits, decision, now)
+        headers.stamp_passed(response, decision, now)
     }
 
     #[inline(never)]
@@ -543,12 +534,6 @@ impl<J> LimitedRequest<J> {
     }
 
     #[inline]
-    fn limit_at(&self, place: usize) -> LimitAt<'_> {
-        let line = self.line(place);
-        (place, self.settings_of(line).limiter.name(), self.quotas_of(line))
-    }
-
-    #[inline]
     fn settings_of(&self, line: &RequestLine) -> &Settings {
         self.current.settings_of(line.limit)
     }
@@ -604,7 +589,9 @@ impl<J> Drop for LimitedRequest<J> {
         if self.awaits_response && self.current.shared.options.refund_dropped {
             self.give_back();
         }
-        if let Some(returning) = self.give_back_granted() {
+        if self.rare.is_some()
+            && let Some(returning) = self.give_back_granted()
+        {
             returning.detach();
         }
     }

@@ -77,13 +77,15 @@ impl Drain {
         // bound and be cut off anyway.
         let worth_it = (reader.left)(&body).is_some_and(|left| left <= MAX_BYTES)
             && !parts.headers.contains_key(EXPECT);
-        let time = if reads_early_answer(parts) { MAX_TIME_OF_A_CALL } else { MAX_TIME };
-        worth_it.then(|| Rest {
-            body: Box::pin(body),
-            read: reader.read,
-            left: MAX_BYTES,
-            until: Instant::now() + time,
-            silence: None,
+        worth_it.then(|| {
+            let time = if reads_early_answer(parts) { MAX_TIME_OF_A_CALL } else { MAX_TIME };
+            Rest {
+                body: Box::pin(body),
+                read: reader.read,
+                left: MAX_BYTES,
+                until: Instant::now() + time,
+                silence: None,
+            }
         })
     }
 }

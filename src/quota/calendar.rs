@@ -190,23 +190,20 @@ impl Period {
         }
     }
 
-    pub(super) const fn name(self) -> &'static str {
+    pub(super) const NAMES: [&'static str; 4] = ["day", "week", "month", "year"];
+
+    /// The position of its name.
+    pub(super) const fn kind(self) -> usize {
         match self {
-            Self::Day => "day",
-            Self::Week(_) => "week",
-            Self::Month(_) => "month",
-            Self::Year(..) => "year",
+            Self::Day => 0,
+            Self::Week(_) => 1,
+            Self::Month(_) => 2,
+            Self::Year(..) => 3,
         }
     }
 
-    pub(super) const fn is_same_kind(self, other: Self) -> bool {
-        matches!(
-            (self, other),
-            (Self::Day, Self::Day)
-                | (Self::Week(_), Self::Week(_))
-                | (Self::Month(_), Self::Month(_))
-                | (Self::Year(..), Self::Year(..))
-        )
+    pub(super) const fn name(self) -> &'static str {
+        Self::NAMES[self.kind()]
     }
 
     pub(super) const fn validated(self) -> Result<Self, QuotaError> {

@@ -22,14 +22,34 @@ use super::{Quota, QuotaError};
 pub struct Quotas {
     // Slots from `len` on repeat the first quota, so that each slot has one.
     quotas: [Quota; Quotas::MAX],
+    periods: Periods,
     len: u8,
+}
+
+/// The period of each quota on a calendar, by which clients know it. Others know their window's
+/// length.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Periods(u16);
+
+impl Periods {
+    const BITS: usize = 4;
+
+    const fn and(self, i: usize, quota: &Quota) -> Self {
+        Self(self.0 | (quota.period() as u16) << (Self::BITS * i))
+    }
+
+    /// [`Quota::period`] of the quota at this position.
+    #[inline]
+    pub(crate) fn of(self, i: usize) -> usize {
+        (self.0 >> (Self::BITS * i) & ((1 << Self::BITS) - 1)).into()
+    }
 }
 
 impl Quotas {
     pub(crate) const MAX: usize = 4;
 
     pub(super) const fn one(quota: Quota) -> Self {
-        Self { quotas: [quota; Self::MAX], len: 1 }
+        Self { quotas: [quota; Self::MAX], periods: Periods(0).and(0, &quota), len: 1 }
     }
 
     /// Adds a quota.
@@ -62,6 +82,7 @@ impl Quotas {
             i += 1;
         }
         self.quotas[len] = quota;
+        self.periods = self.periods.and(len, &quota);
         self.len += 1;
         Ok(self)
     }
@@ -69,6 +90,11 @@ impl Quotas {
     /// Whether this cost can ever pass (S8).
     pub(crate) fn can_grant(&self, cost: u64) -> bool {
         self.iter().all(|quota| cost == 0 || quota.limit > 0 && cost <= quota.capacity)
+    }
+
+    #[inline]
+    pub(crate) fn periods(&self) -> Periods {
+        self.periods
     }
 
     /// Replaces each quota by the one of `current` with the same counter, if there is one.

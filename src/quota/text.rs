@@ -327,7 +327,7 @@ impl<'a> Parser<'a> {
 impl fmt::Display for Quota {
     /// Writes the form that is parsed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write_rate(f)?;
+        Rate { limit: self.limit, window: self.window, period: self.period() }.fmt(f)?;
         let aligned = if self.window == WEEK_MS { MONDAY_MS } else { 0 };
         match self.anchor {
             Anchor::Grid { offset } if offset == aligned => {}
@@ -357,20 +357,28 @@ impl fmt::Display for Quota {
     }
 }
 
-impl Quota {
-    /// Writes the text of limit and window only, for clients.
-    pub(crate) fn write_rate(&self, to: &mut impl fmt::Write) -> fmt::Result {
-        let Quota { limit, window, anchor, .. } = *self;
-        if let Anchor::Calendar(calendar) = anchor {
-            return write!(to, "{limit}/{}", calendar.period.name());
+/// Limit and window only, for clients.
+pub(crate) struct Rate {
+    pub(crate) limit: u64,
+    /// Milliseconds.
+    pub(crate) window: u64,
+    /// [`Quota::period`]
+    pub(crate) period: usize,
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, window, period } = *self;
+        if period > 0 {
+            return write!(f, "{limit}/{}", Period::NAMES[period - 1]);
         }
         let (unit, names) = UNITS
             .into_iter()
             .find(|(unit, _)| window % unit == 0)
             .expect("every window is whole milliseconds");
         match window / unit {
-            1 => write!(to, "{limit}/{}", names[0]),
-            n => write!(to, "{limit}/{n}{}", names[names.len() - 1]),
+            1 => write!(f, "{limit}/{}", names[0]),
+            n => write!(f, "{limit}/{n}{}", names[names.len() - 1]),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::decision::LimitName;
+use crate::decision::{Label, LimitName};
 use crate::key::Key;
 use crate::observe::{Meters, Observed};
 use crate::quota::{Anchor, Quota, Quotas, fmix64};
@@ -54,6 +54,11 @@ impl<'a> Account<'a> {
     /// Returns the key.
     pub fn key(&self) -> &'a Key {
         self.key
+    }
+
+    #[inline]
+    pub(crate) fn label(&self) -> Label {
+        Label { name: self.scope.limit_name(), periods: self.quotas.periods() }
     }
 
     #[inline]

@@ -268,7 +268,7 @@ impl<'a> Charge<'a> {
     ) -> (Decision, [Option<State>; N]) {
         let (account, cost) = self.first;
         let len = if N == 1 { 1 } else { account.quotas.len() };
-        Decision::over(account.scope.limit_name(), now, &windows[..len], self.ask(cost))
+        Decision::over(account.label(), now, &windows[..len], self.ask(cost))
     }
 
     /// `shared` has a bit for each quota whose count other keys share.
@@ -279,8 +279,8 @@ impl<'a> Charge<'a> {
         shared: u8,
     ) -> LineWindows<'w, 'a> {
         let windows = &windows[..account.quotas.len()];
-        let (name, ask) = (account.scope.limit_name(), self.ask(cost));
-        LineWindows { name, windows, ask, shared, states: None }
+        let (label, ask) = (account.label(), self.ask(cost));
+        LineWindows { label, windows, ask, shared, states: None }
     }
 }
 

@@ -192,7 +192,7 @@ impl Store for MemoryStore {
     #[inline(always)]
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         match self.rule(charge) {
-            Ok(ruling) => Reply::now(ruling.into_decision(charge.account().scope().limit_name())),
+            Ok(ruling) => Reply::now(ruling.into_decision(charge.account().label())),
             Err(undecided) => self.decide_other(charge, undecided),
         }
     }

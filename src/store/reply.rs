@@ -83,8 +83,8 @@ impl<T> Reply<T> {
     }
 
     #[inline(always)]
-    pub(crate) fn note(&mut self, note: impl FnOnce(&mut T)) {
-        if let Some(Ok(value)) = self.as_now() {
+    pub(crate) fn note(&self, note: impl FnOnce(&T)) {
+        if let When::Now(Some(Ok(value))) = &self.0 {
             note(value);
         }
     }

@@ -132,9 +132,8 @@ fn limits_that_are_built_all_the_time_keep_a_bounded_memory() {
             assert_eq!(response.headers()["x-ratelimit-resource"], format!("of-{i}"));
         }
     });
-    // Names are kept, 65,535 of them, the quotas of the first 1,024 that refused, and what the log
-    // needs to know of the first 1,024.
-    let most = 350_000 + 60 * LIMITS as i64;
+    // Names are kept, 65,535 of them, and what the log needs to know of the first 1,024.
+    let most = 110_000 + 60 * LIMITS as i64;
     assert!(used.bytes_current < most, "{} bytes are kept", used.bytes_current);
 }
 

@@ -11,9 +11,10 @@ use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, Request, Response};
 use tower::{Layer, ServiceExt};
+use tower_fixed_window::key::header;
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, Limiter, Limits, Line, OnStoreFailure,
-    Quota, Reason, Reject, Rejection, StoreError, testing,
+    EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, Limiter, Limits, Line, ManualClock,
+    MemoryStore, OnStoreFailure, Quota, Reason, Reject, Rejection, StoreError, testing,
 };
 
 use crate::support::{
@@ -269,24 +270,56 @@ async fn an_outer_layer_does_not_count_what_a_handler_refuses() {
 }
 
 #[tokio::test]
-async fn a_refusal_from_elsewhere_is_a_response_without_policies() {
-    let limiter = Limiter::new(Quota::per_minute(0).name("login"));
-    let known = limiter.check("alice").await.expect("memory").into_result().expect_err("refused");
-    let known = whole(Response::from(known)).await;
-    assert!(known.2.contains("API rate limit exceeded: login:0/minute"), "{}", known.2);
-    // A decision that a hook of the layer has seen.
-    let (sender, decisions) = std::sync::mpsc::channel();
-    let layer = per_minute(0, Mood::Now).on_decision(move |_, decision| {
-        let _ = sender.send(decision.clone());
-    });
-    let _ = refused(&layer).await;
-    let error = decisions.recv().expect("a decision").into_result().expect_err("refused");
-    let (status, headers, body) = whole(Response::from(error)).await;
-    assert_eq!((status, &headers["x-ratelimit-limit"]), (429, &"0".parse().expect("a value")));
-    assert!(body.contains(r#""message":"API rate limit exceeded"#), "{body}");
-    assert!(body.contains(r#""violated-policies":[]"#), "{body}");
+async fn a_refusal_that_a_hook_has_seen_is_the_response_of_the_layer() {
+    for quota in [Quota::per_minute(0), Quota::per_month(0)] {
+        let (sender, decisions) = std::sync::mpsc::channel();
+        let limit = quota.name("login").key(Key::global());
+        let layer = layered(limit, Mood::Now).on_decision(move |_, decision| {
+            let _ = sender.send(decision.clone());
+        });
+        let by_layer = whole(refused(&layer).await).await;
+        let error = decisions.recv().expect("a decision").into_result().expect_err("refused");
+        assert_eq!(whole(Response::from(error)).await, by_layer);
+    }
     let failed: Response<Body> = StoreError::new("down").into();
     assert_eq!(failed.status(), 503);
+}
+
+/// Bodies are kept for the next refusal, and these have the same headers but for one another's
+/// windows.
+#[tokio::test]
+async fn a_body_names_the_quotas_that_refused_this_request() {
+    // The last second of February 2026, a Saturday, in which all of these windows end.
+    let clock = ManualClock::at_ms(1_772_323_199_000);
+    let days = |days: u64| Quota::new(1, Duration::from_secs(days * 86_400));
+    let february = days(28).starting_at(Duration::from_secs(17 * 86_400));
+    let plans = [
+        ("1/minute", Quota::per_minute(1).into()),
+        ("1/day", Quota::per_day(1).into()),
+        ("1/month", Quota::per_month(1).into()),
+        ("1/4w", february.into()),
+        ("1/month\",\"1/4w", Quota::per_month(1).and(february)),
+        ("1/minute", Quota::per_minute(1).and(Quota::per_hour(2))),
+    ];
+    let plan = |parts: &Parts| parts.headers["plan"].to_str().expect("text").parse::<usize>();
+    let by_plan = move |parts: &Parts, _: &Key| plans[plan(parts).expect("a number")].1;
+    let limit = Limit::by_plan(by_plan).key(header("plan"));
+    let store = MemoryStore::new().clock(clock);
+    let service = FixedWindowLayer::new(limit.store(store)).layer(axum::Router::new());
+    for round in 0..3 {
+        for (i, (policies, _)) in plans.iter().enumerate() {
+            let request = || Request::get("/").header("plan", i).body(Body::empty()).expect("one");
+            let answer = service.clone().oneshot(request()).await.expect("infallible");
+            if round == 0 {
+                assert_eq!(answer.status(), 404, "it passed");
+                continue;
+            }
+            let (_, headers, body) = whole(answer).await;
+            assert_eq!(headers[RETRY_AFTER], "1");
+            let violated = format!(r#""violated-policies":["{policies}"]"#);
+            assert!(body.contains(&violated), "{violated}: {body}");
+        }
+    }
 }
 
 #[tokio::test]

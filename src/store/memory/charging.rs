@@ -106,7 +106,7 @@ impl MemoryStore {
                 // Under the lock, so that a reset or a save that finds the entry finds its counter.
                 self.memory.counters.note(account.scope(), &account.quotas().as_slice()[0]);
             }
-            return Reply::now(ruling.into_decision(account.scope().limit_name()));
+            return Reply::now(ruling.into_decision(account.label()));
         }
         self.decide::<1, 1>(charge, &[(account, cost)], now, locked)
     }

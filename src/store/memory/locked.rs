@@ -201,7 +201,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         }
         let decided = |i: usize| {
             let ((account, cost), (_, usage)) = (&lines[i], running[i]);
-            Decision::all_running(account.scope().limit_name(), now.at, usage, *cost, true)
+            Decision::all_running(account.label(), now.at, usage, *cost, true)
         };
         let mut merging = Merging::new(L);
         merging.push(0, decided(0));
@@ -274,10 +274,10 @@ fn refuse_running<const L: usize, const Q: usize>(
     running: &[Running<Q>; L],
 ) -> Decision {
     let lines = lines.iter().zip(running).map(|((account, cost), (_, usage))| {
-        let (name, fits) = (account.scope().limit_name(), usage.iter().all(|of| of.fits(*cost)));
+        let fits = usage.iter().all(|of| of.fits(*cost));
         // A line that fits only reports its counts.
         let cost = if fits { 0 } else { *cost };
-        Decision::all_running(name, now.at, *usage, cost, fits)
+        Decision::all_running(account.label(), now.at, *usage, cost, fits)
     });
     let mut merging = Merging::new(L);
     lines.enumerate().for_each(|(place, of)| merging.push(place, of));
