@@ -23,7 +23,7 @@ mod meters;
 pub(crate) use log::{
     counts_broken, counts_loaded, counts_not_saved, counts_saved, counts_saved_again,
 };
-pub(crate) use log::{doubt, mistake, overflow};
+pub(crate) use log::{doubt, mistake, overflow, shows_refusals};
 #[cfg(feature = "metrics")]
 pub(crate) use meters::{Meters, memory};
 
@@ -119,24 +119,14 @@ impl Observed<'_> {
         let _ = missing;
     }
 
-    /// Quota and time are worked out only for a log that shows them; a `retry_after` of `None` is
-    /// never.
-    #[inline]
-    pub(crate) fn refused<'q, Q: Display + 'q>(
+    /// A `retry_after` of `None` is never.
+    pub(crate) fn log_refusal(
         self,
         outcome: Outcome,
-        quota: impl FnOnce() -> &'q Q,
-        retry_after: impl FnOnce() -> Option<Duration>,
+        quota: &impl Display,
+        retry_after: Option<Duration>,
     ) {
-        self.answered(outcome);
-        if log::shows_refusals() {
-            log::refused(self.name(), outcome, quota(), retry_after());
-        }
-    }
-
-    /// Another limit, which refused the request too, has a line in the log.
-    pub(crate) fn also_refused(self, outcome: Outcome) {
-        self.answered(outcome);
+        log::refused(self.name(), outcome, quota, retry_after);
     }
 
     /// `end` is in milliseconds.

@@ -71,11 +71,10 @@ fn note_refused(account: Account<'_>, decision: &Decision, place: usize, shadow:
     }
     let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
     let observed = account.scope().observe();
-    if place == decision.governing_place() {
-        let quota = || decision.governing_of(account.quotas());
-        observed.refused(outcome, quota, || decision.retry_after());
-    } else {
-        observed.also_refused(outcome);
+    observed.answered(outcome);
+    if observe::shows_refusals() && place == decision.governing_place() {
+        let quota = decision.governing_of(account.quotas());
+        observed.log_refusal(outcome, quota, decision.retry_after());
     }
 }
 

@@ -77,10 +77,10 @@ pin_project! {
     #[project = FutureStateProj]
     enum FutureState<S, B, F, R> {
         /// The future holds the service that was made ready.
-        Deciding { decision: PendingDecision, held: Option<Held<S, B>> },
+        Deciding { decision: PendingDecision, held: Option<Box<Held<S, B>>> },
         /// Until it is the request's turn, it holds a clone of the service that is not ready, so
         /// that it keeps no capacity from others.
-        Waiting { held: Option<Held<S, B>> },
+        Waiting { held: Option<Box<Held<S, B>>> },
         Calling { #[pin] future: F },
         /// The rest of the body is read before the response is returned, which is made already, so
         /// that the request itself can be dropped.
@@ -161,12 +161,12 @@ where
         }
         Next::Decide(decision) => {
             let service = take_ready(service);
-            FutureState::Deciding { decision, held: Some(Held { service, parts, body }) }
+            FutureState::Deciding { decision, held: Some(Box::new(Held { service, parts, body })) }
         }
         Next::Ask | Next::Wait => {
             let is_asking = limited.is_asking();
             let service = if is_asking { take_ready(service) } else { release(service) };
-            FutureState::Waiting { held: Some(Held { service, parts, body }) }
+            FutureState::Waiting { held: Some(Box::new(Held { service, parts, body })) }
         }
     }
 }
@@ -238,7 +238,7 @@ where
             (limited.decide(&held.parts, answer), held)
         }
         FutureStateProj::Waiting { held } => {
-            let Held { service, parts, .. } = held.as_mut().expect(DONE);
+            let Held { service, parts, .. } = &mut **held.as_mut().expect(DONE);
             let next = loop {
                 let next = match ready!(limited.poll_queue(parts, Some(cx))) {
                     Next::Ask => {
@@ -259,7 +259,7 @@ where
             return Poll::Ready(Ok(()));
         }
     };
-    let Held { mut service, parts, body } = held;
+    let Held { mut service, parts, body } = *held;
     let next = follow(limited, next, &mut service, parts, body);
     state.set(next);
     Poll::Ready(Ok(()))

@@ -34,8 +34,9 @@ fn shows_errors() -> bool {
     false
 }
 
+/// What a line of the log needs is worked out only if it is shown.
 #[inline]
-pub(super) fn shows_refusals() -> bool {
+pub(crate) fn shows_refusals() -> bool {
     #[cfg(feature = "tracing")]
     return tracing::level_enabled!(tracing::Level::DEBUG);
     #[cfg(not(feature = "tracing"))]
