@@ -52,19 +52,19 @@ impl Path {
 }
 
 const PATHS: [Path; 13] = [
-    Path::of_service("a request that passes", allowed, [2_455, 2_421]),
-    Path::of_service("a request that is refused", refused, [2_028, 1_852]),
-    Path::new("a decision in memory", decision, [407, 407]),
-    Path::new("the first one of a key", first, [1_300, 1_298]),
-    Path::new("a decision of two quotas", two, [663, 646]),
-    Path::new("a decision on a calendar", calendar, [479, 479]),
-    Path::new("two limits in one charge", two_limits, [1_456, 1_361]),
-    Path::new("three limits in one charge", three_limits, [1_969, 1_833]),
-    Path::new("the same refused by one", one_refuses, [2_264, 2_099]),
-    Path::new("a refusal of one limit", refusal, [426, 401]),
-    Path::new("a limit of 0 refuses", zero, [827, 784]),
-    Path::new(QUEUES[0], short_queue, [7_337, 6_246]),
-    Path::new(QUEUES[1], long_queue, [9_248, 8_125]),
+    Path::of_service("a request that passes", allowed, [2_436, 2_401]),
+    Path::of_service("a request that is refused", refused, [2_010, 1_845]),
+    Path::new("a decision in memory", decision, [397, 410]),
+    Path::new("the first one of a key", first, [1_265, 1_245]),
+    Path::new("a decision of two quotas", two, [658, 645]),
+    Path::new("a decision on a calendar", calendar, [468, 482]),
+    Path::new("two limits in one charge", two_limits, [1_451, 1_357]),
+    Path::new("three limits in one charge", three_limits, [1_962, 1_835]),
+    Path::new("the same refused by one", one_refuses, [2_248, 2_101]),
+    Path::new("a refusal of one limit", refusal, [405, 396]),
+    Path::new("a limit of 0 refuses", zero, [795, 752]),
+    Path::new(QUEUES[0], short_queue, [7_452, 6_317]),
+    Path::new(QUEUES[1], long_queue, [9_455, 8_270]),
 ];
 
 /// A request that joins a queue and leaves it, behind one other request and behind 40,000.

@@ -144,11 +144,13 @@ impl Limiter {
     }
 
     /// Takes one token.
+    #[inline]
     pub fn check(&self, key: impl Into<Key>) -> Reply<Decision> {
         self.check_cost(key, 1)
     }
 
     /// Takes `cost` tokens, all or none.
+    #[inline]
     pub fn check_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
         self.check_key(&key.into(), cost)
     }

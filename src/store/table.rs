@@ -124,12 +124,15 @@ impl<P: Copy + Default> Table<P> {
     #[inline(always)]
     pub(super) fn entry_mut(&mut self, fingerprint: u64) -> Option<&mut Entry<P>> {
         let ([first_bucket, _], first_way) = self.choices(fingerprint);
+        let bucket = &self.buckets[first_bucket];
+        let next_way = (first_way + 1) % WAYS;
         // Most entries are there.
-        let is_first = self.buckets[first_bucket][first_way].fingerprint == fingerprint;
-        if is_first {
+        if bucket[first_way].fingerprint == fingerprint {
             Some(&mut self.buckets[first_bucket][first_way])
+        } else if bucket[next_way].fingerprint == fingerprint {
+            Some(&mut self.buckets[first_bucket][next_way])
         } else {
-            self.search(fingerprint).map(|slot| &mut self.buckets.as_flattened_mut()[slot.index])
+            self.search(fingerprint).map(|index| &mut self.buckets.as_flattened_mut()[index])
         }
     }
 
@@ -142,13 +145,14 @@ impl<P: Copy + Default> Table<P> {
         if first.fingerprint == fingerprint {
             Some((Slot { index: first_bucket * WAYS + first_way, fingerprint }, first))
         } else {
-            self.search(fingerprint).map(|slot| (slot, self.get(slot)))
+            let slot = self.search(fingerprint).map(|index| Slot { index, fingerprint });
+            slot.map(|slot| (slot, self.get(slot)))
         }
     }
 
     #[inline(never)]
-    fn search(&self, fingerprint: u64) -> Option<Slot> {
-        self.entry(fingerprint, |_| false)
+    fn search(&self, fingerprint: u64) -> Option<usize> {
+        self.position(fingerprint, |_| false)
     }
 
     /// Free places that are `taken` are passed.
@@ -163,15 +167,20 @@ impl<P: Copy + Default> Table<P> {
     /// The entry may have expired.
     #[inline(always)]
     pub(super) fn entry(&self, fingerprint: u64, taken: impl Fn(&Slot) -> bool) -> Option<Slot> {
+        let slot = |index| Slot { index, fingerprint };
+        self.position(fingerprint, |index| taken(&slot(index))).map(slot)
+    }
+
+    /// In the ways of both buckets in turn: an entry is near its first way in either.
+    #[inline(always)]
+    fn position(&self, fingerprint: u64, taken: impl Fn(usize) -> bool) -> Option<usize> {
         let (buckets, first) = self.choices(fingerprint);
-        for bucket in buckets {
-            let entries = &self.buckets[bucket];
-            for i in 0..WAYS {
-                let way = (first + i) % WAYS;
-                let slot = Slot { index: bucket * WAYS + way, fingerprint };
+        for way in (0..WAYS).map(|i| (first + i) % WAYS) {
+            for bucket in buckets {
+                let index = bucket * WAYS + way;
                 // A `taken` entry had expired, and is another quota's of the key from now on.
-                if entries[way].fingerprint == fingerprint && !taken(&slot) {
-                    return Some(slot);
+                if self.buckets[bucket][way].fingerprint == fingerprint && !taken(index) {
+                    return Some(index);
                 }
             }
         }

@@ -52,8 +52,10 @@ impl MemoryStore {
         }
         let now = time.recently();
         let mut shard = shard.lock_for_charge();
-        let ruling = shard.charge(now, quota, fingerprint, cost);
-        ruling.ok_or_else(|| Undecided(Reached::Lock(now, shard.into_any(), home)))
+        match shard.charge(now, quota, fingerprint, cost) {
+            Some(ruling) => Ok(ruling),
+            None => Err(Undecided(Reached::Lock(now, shard.into_any(), home))),
+        }
     }
 
     /// Decides a charge for which [`rule`](Self::rule) has no ruling.
