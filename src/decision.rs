@@ -120,9 +120,9 @@ struct LineDetails {
 #[derive(Clone)]
 struct DecidedLines {
     all: [Option<DecidedLine>; MAX_LIMITS],
-    /// Beside the lines, so that nothing is dropped where a line is written. Not [`Details`]: a
-    /// recursive type is dropped by a function call.
-    details: [Option<Box<LineDetails>>; MAX_LIMITS],
+    /// Of lines that have some, with their places. Beside the lines, so that nothing is dropped
+    /// where a line is written. Not [`Details`]: a recursive type is dropped by a function call.
+    details: Vec<(usize, LineDetails)>,
     governing: u8,
 }
 
@@ -141,8 +141,14 @@ struct LineRef<'a>(&'a DecidedLine, Option<&'a LineDetails>);
 impl Default for Details {
     #[inline(always)]
     fn default() -> Self {
-        let (all, details) = ([None; MAX_LIMITS], [const { None }; MAX_LIMITS]);
-        Self::Lines(DecidedLines { all, details, governing: 0 })
+        Self::Lines(DecidedLines { all: [None; MAX_LIMITS], details: Vec::new(), governing: 0 })
+    }
+}
+
+impl DecidedLines {
+    #[inline]
+    fn details_at(&self, place: usize) -> Option<&LineDetails> {
+        self.details.iter().find(|(of, _)| *of == place).map(|(_, details)| details)
     }
 }
 
@@ -355,14 +361,15 @@ impl Decision {
 
     #[inline]
     pub(crate) fn refusal(&self) -> Refusal {
-        let lines = match self.details.as_deref() {
-            Some(Details::Lines(lines)) => lines.all.as_slice(),
-            _ => &[],
+        let Self { line, details } = self;
+        let refusing = match details.as_deref() {
+            Some(Details::Lines(lines)) => {
+                lines.all.iter().flatten().filter(|line| line.refusing > 0).count()
+            }
+            _ => 1,
         };
-        let is_only = self.line.refusing.is_power_of_two()
-            && lines.iter().flatten().filter(|line| line.refusing > 0).count() <= 1
-            && self.left_and_cost().is_none();
-        let Self { line, .. } = self;
+        let is_only =
+            refusing == 1 && line.refusing.is_power_of_two() && self.left_and_cost().is_none();
         Refusal {
             standing: *line.governor(),
             verdict: line.verdict,
@@ -436,7 +443,7 @@ impl Decision {
         let own = (place == 0).then_some(&self.line);
         Some(match self.details.as_deref() {
             Some(Details::Lines(lines)) => {
-                LineRef(lines.all.get(place)?.as_ref()?, lines.details[place].as_deref())
+                LineRef(lines.all.get(place)?.as_ref()?, lines.details_at(place))
             }
             Some(Details::Line(details)) => LineRef(own?, Some(details)),
             None => LineRef(own?, None),
@@ -464,7 +471,12 @@ impl Decision {
         let new = || LineDetails::from_usage(&inline);
         Some(match &mut **self.details.get_or_insert_with(|| Box::new(Details::Line(new()))) {
             Details::Line(details) => details,
-            Details::Lines(lines) => lines.details[place].get_or_insert_with(|| Box::new(new())),
+            Details::Lines(lines) => {
+                if lines.details_at(place).is_none() {
+                    lines.details.push((place, new()));
+                }
+                &mut lines.details.iter_mut().find(|(of, _)| *of == place)?.1
+            }
         })
     }
 
@@ -517,9 +529,12 @@ impl Decision {
                 states
             }
             Details::Lines(DecidedLines { all, details, .. }) => {
-                let (line, details) = (all.get(place)?.as_ref()?, &mut details[place]);
-                let states = details.as_mut()?.states.take();
-                *details = details.take().filter(|details| !is_needless(line, details));
+                let (line, at) =
+                    (all.get(place)?, details.iter().position(|(of, _)| *of == place)?);
+                let states = details[at].1.states.take();
+                if line.is_some_and(|line| is_needless(&line, &details[at].1)) {
+                    details.swap_remove(at);
+                }
                 states
             }
         }

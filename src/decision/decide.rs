@@ -395,7 +395,7 @@ impl Merging {
         }
         lines.all[place] = Some(line);
         if let Some(details) = details {
-            lines.details[place] = Some(LineDetails::from_only(details));
+            lines.details.push((place, LineDetails::from_only(*details)));
         }
     }
 
@@ -411,9 +411,9 @@ impl Merging {
 
 impl LineDetails {
     #[cold]
-    fn from_only(details: Box<Details>) -> Box<Self> {
-        match *details {
-            Details::Line(details) => Box::new(details),
+    fn from_only(details: Details) -> Self {
+        match details {
+            Details::Line(details) => details,
             Details::Lines(_) => unreachable!("a line has no lines"),
         }
     }
