@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::body::{Body, to_bytes};
 use axum::extract::State;
 use axum::routing::get as on_get;
+use fastrand::Rng;
 use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, Request, Response};
@@ -14,7 +15,7 @@ use tower::{Layer, ServiceExt};
 use tower_fixed_window::key::header;
 use tower_fixed_window::{
     EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, Limiter, Limits, Line, ManualClock,
-    MemoryStore, OnStoreFailure, Quota, Reason, Reject, Rejection, StoreError, testing,
+    MemoryStore, OnStoreFailure, Quota, Quotas, Reason, Reject, Rejection, StoreError, testing,
 };
 
 use crate::support::{
@@ -333,5 +334,58 @@ async fn a_refusal_by_several_limits_elsewhere_names_each_policy() {
         let (status, _, body) = whole(Response::from(refused.expect_err("refused"))).await;
         assert_eq!(status, 429);
         assert!(body.contains(r#""violated-policies":["a:0/minute","c:0/minute"]"#), "{body}");
+    }
+}
+
+fn some_quota(rng: &mut Rng) -> Quota {
+    let (limit, hours) = (rng.u64(0..3), Duration::from_secs(3_600 * rng.u64(1..4)));
+    match rng.u8(0..6) {
+        0 => Quota::per_minute(limit),
+        1 => Quota::per_day(limit),
+        2 => Quota::per_month(limit),
+        3 => Quota::per_year(limit),
+        4 => Quota::new(limit, hours),
+        _ => Quota::new(limit, Duration::from_secs(31 * 86_400)),
+    }
+}
+
+/// A layer answers as one that has refused nothing before: as a response without a layer does.
+#[tokio::test]
+async fn a_kept_refusal_is_the_one_that_would_be_made_anew() {
+    for seed in 0..60 {
+        let mut rng = Rng::with_seed(seed);
+        // The last minute of 2025, in which many windows end.
+        let clock = ManualClock::at_ms(1_767_225_540_000);
+        let plan = move |parts: &Parts, _: &Key| {
+            let plan = parts.headers["plan"].len() as u64;
+            let mut rng = Rng::with_seed(plan + seed);
+            let (one, other) = (Quotas::from(some_quota(&mut rng)), some_quota(&mut rng));
+            if plan < 3 { one } else { one.try_and(other).unwrap_or(one) }
+        };
+        let limits = (0..rng.usize(1..4)).map(|i| {
+            let limit = Limit::by_plan(plan).name(&format!("limit-{i}")).key(header("plan"));
+            limit.cost_fn(|parts| parts.headers["cost"].len() as u64)
+        });
+        let store = MemoryStore::new().clock(clock.clone());
+        let limits = Limits::new(limits.collect::<Vec<_>>()).store(store);
+        let (sender, decisions) = std::sync::mpsc::channel();
+        let layer = FixedWindowLayer::new(limits).on_decision(move |_, decision| {
+            let _ = sender.send(decision.clone());
+        });
+        let service = layer.layer(axum::Router::new());
+        for step in 0..200 {
+            if rng.u8(0..4) == 0 {
+                clock.advance(Duration::from_millis(rng.u64(0..700)));
+            }
+            let (plan, cost) = ("p".repeat(rng.usize(1..6)), "c".repeat(rng.usize(1..4)));
+            let request = Request::get("/").header("plan", plan).header("cost", cost);
+            let request = request.body(Body::empty()).expect("a request");
+            let answer = service.clone().oneshot(request).await.expect("infallible");
+            let decision = decisions.try_recv().expect("a decision");
+            if let Err(refused) = decision.into_result() {
+                let anew = whole(Response::from(refused)).await;
+                assert_eq!(whole(answer).await, anew, "seed {seed}, step {step}");
+            }
+        }
     }
 }
