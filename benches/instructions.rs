@@ -52,19 +52,19 @@ impl Path {
 }
 
 const PATHS: [Path; 13] = [
-    Path::of_service("a request that passes", allowed, [2_436, 2_398]),
+    Path::of_service("a request that passes", allowed, [2_428, 2_398]),
     Path::of_service("a request that is refused", refused, [2_046, 1_845]),
-    Path::new("a decision in memory", decision, [396, 393]),
-    Path::new("the first one of a key", first, [1_253, 1_228]),
-    Path::new("a decision of two quotas", two, [655, 626]),
-    Path::new("a decision on a calendar", calendar, [467, 465]),
-    Path::new("two limits in one charge", two_limits, [1_428, 1_315]),
-    Path::new("three limits in one charge", three_limits, [1_938, 1_806]),
-    Path::new("the same refused by one", one_refuses, [2_218, 2_086]),
+    Path::new("a decision in memory", decision, [389, 393]),
+    Path::new("the first one of a key", first, [1_243, 1_228]),
+    Path::new("a decision of two quotas", two, [645, 626]),
+    Path::new("a decision on a calendar", calendar, [462, 465]),
+    Path::new("two limits in one charge", two_limits, [1_411, 1_315]),
+    Path::new("three limits in one charge", three_limits, [1_912, 1_806]),
+    Path::new("the same refused by one", one_refuses, [2_132, 2_086]),
     Path::new("a refusal of one limit", refusal, [404, 382]),
-    Path::new("a limit of 0 refuses", zero, [794, 737]),
-    Path::new(QUEUES[0], short_queue, [7_324, 6_335]),
-    Path::new(QUEUES[1], long_queue, [9_372, 8_315]),
+    Path::new("a limit of 0 refuses", zero, [785, 737]),
+    Path::new(QUEUES[0], short_queue, [7_266, 6_335]),
+    Path::new(QUEUES[1], long_queue, [9_277, 8_315]),
 ];
 
 /// A request that joins a queue and leaves it, behind one other request and behind 40,000.

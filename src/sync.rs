@@ -18,12 +18,22 @@ pub(crate) use with_tokio::{Sleep, in_this_runtime};
 #[cfg(not(feature = "tokio"))]
 pub(crate) use without_tokio::{Sleep, in_this_runtime};
 
-/// Nothing panics under these locks. If something did, the counters would still be valid.
+/// Under these locks, only a clock of the app can panic. The counters are valid then.
 #[inline(always)]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    match try_lock(mutex) {
+        Some(guard) => guard,
+        None => wait_for(mutex),
+    }
+}
+
+/// `None`: another thread has the lock.
+#[inline(always)]
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
-        Ok(guard) => guard,
-        Err(_) => wait_for(mutex),
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 
@@ -36,10 +46,8 @@ fn wait_for<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     let pauses = if cfg!(tfw_shuttle) { &[][..] } else { &[4, 8, 16, 32, 64, 128, 256] };
     for &pauses in pauses {
         (0..pauses).for_each(|_| std::hint::spin_loop());
-        match mutex.try_lock() {
-            Ok(guard) => return guard,
-            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {}
+        if let Some(guard) = try_lock(mutex) {
+            return guard;
         }
     }
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

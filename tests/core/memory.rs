@@ -1,15 +1,16 @@
 //! The store in memory: exact under concurrency, bounded by construction, without allocations.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
 use allocation_counter::measure;
 use axum::response::IntoResponse;
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, Store};
 use tower_fixed_window::{
-    Clock, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
+    Clock, Decision, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
 };
 
 use crate::{answer, sized};
@@ -370,4 +371,32 @@ fn a_receipt_is_of_the_quotas_that_decided() {
     }
     let minute = answer(limits.of("a").peek("k")).used();
     assert_eq!((answer(limits.peek(of_hour(0))).used(), minute), (5, 0));
+}
+
+/// A clock of the app that panics once, with the locks of a charge held.
+#[derive(Clone, Default)]
+struct Failing(Arc<AtomicBool>);
+
+impl Clock for Failing {
+    fn now_ms(&self) -> u64 {
+        assert!(!self.0.swap(false, Ordering::Relaxed), "no time");
+        NOW_MS
+    }
+}
+
+#[test]
+fn a_clock_that_panics_blocks_no_later_charge() {
+    let clock = Failing::default();
+    let limits = Limits::new([Quota::per_day(9).name("a"), Quota::per_day(9).name("b")]);
+    let limits = limits.store(MemoryStore::new().clock(clock.clone()));
+    let lines = || ["a", "b"].map(|name| Line::new(name, "alice", 1));
+    let used = |decision: Decision| decision.limits().map(|(_, of)| of.used()).collect::<Vec<_>>();
+    assert_eq!(used(answer(limits.check(lines()))), [1, 1]);
+
+    clock.0.store(true, Ordering::Relaxed);
+    catch_unwind(AssertUnwindSafe(|| answer(limits.check(lines())))).expect_err("it panics");
+    let (sender, decisions) = mpsc::channel();
+    thread::spawn(move || sender.send(used(answer(limits.check(lines())))));
+    let after = decisions.recv_timeout(Duration::from_secs(20));
+    assert_eq!(after.expect("a decision in time"), [2, 2]);
 }

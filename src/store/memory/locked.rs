@@ -36,7 +36,7 @@ impl LockedShard {
     }
 
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Shard>> {
-        let shard = self.shard.try_lock().ok()?;
+        let shard = sync::try_lock(&self.shard)?;
         self.last_refused.clear();
         Some(shard)
     }
