@@ -9,7 +9,6 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::mem;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::SystemTime;
 
 use foldhash::quality::RandomState;
@@ -17,6 +16,7 @@ use foldhash::quality::RandomState;
 use crate::decision::{Decision, system_time};
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
+use crate::sync::{self, Mutex};
 
 /// In milliseconds.
 const PERIOD: i64 = 15 * 60 * 1_000;
@@ -121,11 +121,7 @@ impl Tracker {
         decision: &Decision,
         route: Option<&str>,
     ) {
-        let mut quarters = match self.quarters.try_lock() {
-            Ok(quarters) => quarters,
-            Err(TryLockError::Poisoned(quarters)) => quarters.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(mut quarters) = sync::try_lock(&self.quarters) else { return };
         let [current, before] = &mut *quarters;
         let number = decision.now_ms().div_euclid(PERIOD);
         // A clock that steps back over a boundary does not end the quarter that has begun.
@@ -146,7 +142,7 @@ impl Tracker {
     }
 
     pub(super) fn refused(&self, now: i64) -> Refused {
-        let quarters = self.quarters.lock().unwrap_or_else(PoisonError::into_inner);
+        let quarters = sync::lock(&self.quarters);
         let number = now.div_euclid(PERIOD);
         // A clock that is a little behind that of the decisions hides nothing.
         let lately = number.saturating_sub(1)..=number.saturating_add(1);

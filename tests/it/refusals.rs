@@ -339,12 +339,13 @@ async fn a_refusal_by_several_limits_elsewhere_names_each_policy() {
 
 fn some_quota(rng: &mut Rng) -> Quota {
     let (limit, hours) = (rng.u64(0..3), Duration::from_secs(3_600 * rng.u64(1..4)));
-    match rng.u8(0..6) {
+    match rng.u8(0..7) {
         0 => Quota::per_minute(limit),
         1 => Quota::per_day(limit),
         2 => Quota::per_month(limit),
         3 => Quota::per_year(limit),
         4 => Quota::new(limit, hours),
+        5 => Quota::per_minute(limit).rollover_up_to(limit + 2),
         _ => Quota::new(limit, Duration::from_secs(31 * 86_400)),
     }
 }
