@@ -104,7 +104,8 @@ pub(crate) async fn together(server: &Server, quick: bool) {
     let connection = connect(&client).await;
     let store = RedisStore::client(client).on_failure(OnStoreFailure::Deny);
     let store = store.deadline(PATIENCE);
-    let limits = NAMES.map(|name| Quota::per_hour(LIMIT).name(name));
+    // A window that began in a run would forget the tokens that refusals depend on.
+    let limits = NAMES.map(|name| Quota::new(LIMIT, Quota::MAX_WINDOW).name(name));
     let limits = Limits::new(limits).store(store);
     // All counters exist, as those of returning users do.
     run(&limits, CONTESTANTS[2], 256, |key, _| key >= KEYS).await;
