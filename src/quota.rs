@@ -498,7 +498,7 @@ impl Quota {
     /// Whether windows carry nothing over, and the limit is not 0.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        self.capacity == self.limit && self.limit > 0
+        self.limit > 0 && self.capacity == self.limit
     }
 
     /// The number of a calendar's period, from 1 on. 0: the quota is on none.

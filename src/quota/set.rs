@@ -113,6 +113,11 @@ impl Quotas {
     }
 
     #[inline]
+    pub(crate) fn first(&self) -> &Quota {
+        &self.quotas[0]
+    }
+
+    #[inline]
     pub(crate) fn as_slice(&self) -> &[Quota] {
         &self.quotas[..self.len as usize]
     }

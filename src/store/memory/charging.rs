@@ -38,9 +38,10 @@ impl MemoryStore {
     #[inline(always)]
     pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Undecided<'_>> {
         let Account { scope, quotas, key } = charge.account();
-        let ([quota], true) = (quotas.as_slice(), charge.is_single()) else {
+        if quotas.len() > 1 || !charge.is_single() {
             return Err(Undecided(Reached::Nothing));
-        };
+        }
+        let quota = quotas.first();
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
         let (time, home) = (&self.memory.time, Home { hash, scope: scope.id() });
         if !charge.is_plain() || !quota.is_plain() {
@@ -106,7 +107,7 @@ impl MemoryStore {
         {
             if is_new {
                 // Under the lock, so that a reset or a save that finds the entry finds its counter.
-                self.memory.counters.note(account.scope(), &account.quotas().as_slice()[0]);
+                self.memory.counters.note(account.scope(), account.quotas().first());
             }
             return Reply::now(ruling.into_decision(account.label()));
         }
@@ -162,7 +163,7 @@ impl MemoryStore {
         let found = loop {
             let found = locked.locate::<Q>(now.at, lines);
             // Near a boundary, only the exact time shows on which side of it this is.
-            let is_over = |window: &Window<'_>| window.is_over_at(now.at, now.latest());
+            let is_over = |window: &Window<'_>| window.is_over_at(now.at, now.latest);
             let mut windows = found.iter().flat_map(|(_, windows)| windows);
             if now.is_exact() || !windows.any(is_over) {
                 break found;

@@ -13,8 +13,8 @@ pub(super) enum Time {
 #[derive(Clone, Copy)]
 pub(super) struct Reading {
     pub(super) at: i64,
-    /// How much later it may have been.
-    lag: i64,
+    /// It may have been later, until then.
+    pub(super) latest: i64,
 }
 
 impl Time {
@@ -35,7 +35,8 @@ impl Time {
             Self::System => SystemClock.now_ms(),
             Self::Other(clock) => clock.now_ms(),
         };
-        Reading { at: instant(now), lag: 0 }
+        let at = instant(now);
+        Reading { at, latest: at }
     }
 
     /// The time, or a little before it if that is cheaper to read.
@@ -43,12 +44,12 @@ impl Time {
     pub(super) fn recently(&self) -> Reading {
         // In a model, every clock has ticks, as long as they can be.
         #[cfg(tfw_shuttle)]
-        return Reading { at: self.now().at / LAG_MS * LAG_MS, lag: LAG_MS };
+        return Reading::up_to_lag_after(self.now().at / LAG_MS * LAG_MS);
         #[cfg(not(tfw_shuttle))]
         if let Self::System = self
             && let Some(recent) = SystemClock.recent_ms()
         {
-            Reading { at: instant(recent), lag: LAG_MS }
+            Reading::up_to_lag_after(instant(recent))
         } else {
             self.now()
         }
@@ -56,9 +57,14 @@ impl Time {
 }
 
 impl Reading {
+    #[inline(always)]
+    fn up_to_lag_after(at: i64) -> Self {
+        Self { at, latest: at + LAG_MS }
+    }
+
     #[inline]
     pub(super) fn is_exact(self) -> bool {
-        self.lag == 0
+        self.at == self.latest
     }
 
     /// From an instant on, if the reading may have been then.
@@ -67,12 +73,7 @@ impl Reading {
         if self.at >= at {
             return Some(self);
         }
-        (at <= self.latest()).then(|| Self { at, lag: self.latest() - at })
-    }
-
-    #[inline]
-    pub(super) fn latest(self) -> i64 {
-        self.at + self.lag
+        (at <= self.latest).then_some(Self { at, ..self })
     }
 }
 

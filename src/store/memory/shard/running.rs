@@ -32,7 +32,7 @@ impl Shard {
         state: State,
         cost: u64,
     ) -> Option<Ruling> {
-        let window = Window::running(now.at, now.latest(), state, quota)?;
+        let window = Window::running(now.at, now.latest, state, quota)?;
         Some(Ruling::new(now.at, Usage::from_window(&window), cost))
     }
 
@@ -49,10 +49,10 @@ impl Shard {
         home: &Home,
         cost: u64,
     ) -> Option<(Ruling, bool)> {
-        let quota = &account.quotas().as_slice()[0];
+        let quota = account.quotas().first();
         let shares = self.overflows_until(now.at).is_some();
         let window = Window::at(now.at, None, quota, account.shift(quota));
-        let is_sure = now.is_exact() || !window.is_over_at(now.at, now.latest());
+        let is_sure = now.is_exact() || !window.is_over_at(now.at, now.latest);
         if quota.capacity != quota.limit || cost == 0 || !is_sure {
             return None;
         }
@@ -86,7 +86,7 @@ impl Shard {
             return None;
         }
         let (slot, entry) = self.table.placed(home.fingerprint(quota))?;
-        let window = Window::running(now.at, now.latest(), state(entry), quota)?;
+        let window = Window::running(now.at, now.latest, state(entry), quota)?;
         Some((slot, Usage::from_window(&window)))
     }
 
