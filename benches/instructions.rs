@@ -52,19 +52,19 @@ impl Path {
 }
 
 const PATHS: [Path; 13] = [
-    Path::of_service("a request that passes", allowed, [2_428, 2_390]),
-    Path::of_service("a request that is refused", refused, [2_046, 1_845]),
-    Path::new("a decision in memory", decision, [389, 386]),
-    Path::new("the first one of a key", first, [1_266, 1_235]),
-    Path::new("a decision of two quotas", two, [645, 626]),
-    Path::new("a decision on a calendar", calendar, [462, 458]),
-    Path::new("two limits in one charge", two_limits, [1_405, 1_318]),
-    Path::new("three limits in one charge", three_limits, [1_893, 1_801]),
-    Path::new("the same refused by one", one_refuses, [2_192, 2_061]),
-    Path::new("a refusal of one limit", refusal, [404, 382]),
-    Path::new("a limit of 0 refuses", zero, [785, 732]),
-    Path::new(QUEUES[0], short_queue, [7_269, 6_295]),
-    Path::new(QUEUES[1], long_queue, [9_277, 8_185]),
+    Path::of_service("a request that passes", allowed, [2_451, 2_394]),
+    Path::of_service("a request that is refused", refused, [1_887, 1_655]),
+    Path::new("a decision in memory", decision, [382, 379]),
+    Path::new("the first one of a key", first, [1_230, 1_201]),
+    Path::new("a decision of two quotas", two, [634, 618]),
+    Path::new("a decision on a calendar", calendar, [456, 451]),
+    Path::new("two limits in one charge", two_limits, [1_397, 1_299]),
+    Path::new("three limits in one charge", three_limits, [1_871, 1_771]),
+    Path::new("the same refused by one", one_refuses, [2_175, 2_034]),
+    Path::new("a refusal of one limit", refusal, [398, 374]),
+    Path::new("a limit of 0 refuses", zero, [764, 715]),
+    Path::new(QUEUES[0], short_queue, [7_421, 6_304]),
+    Path::new(QUEUES[1], long_queue, [9_460, 8_351]),
 ];
 
 /// A request that joins a queue and leaves it, behind one other request and behind 40,000.

@@ -121,9 +121,9 @@ where
             return Self { state: FutureState::Calling { future }, limited };
         }
         match next {
-            Next::Refuse(reason) => {
+            Next::Refuse => {
                 let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
-                let response = Some(limited.refuse(&parts, &reason));
+                let response = Some(limited.refuse(&parts));
                 Self { state: FutureState::Refused { response, rest }, limited }
             }
             next => {
@@ -155,9 +155,9 @@ where
             limited.leave_queue();
             FutureState::Calling { future }
         }
-        Next::Refuse(reason) => {
+        Next::Refuse => {
             let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
-            FutureState::Refused { response: Some(limited.refuse(&parts, &reason)), rest }
+            FutureState::Refused { response: Some(limited.refuse(&parts)), rest }
         }
         Next::Decide(decision) => {
             let service = take_ready(service);

@@ -8,14 +8,14 @@
 //! since the linker may merge equal string literals.
 
 use std::fmt::Write;
-use std::sync::Mutex;
-use std::{mem, ptr};
+use std::mem;
 
 use bytes::Bytes;
 use http::Response;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
 use crate::decision::{Decision, Refusal};
+use crate::sync::{self, Mutex};
 
 /// The rate-limit headers that a layer sends: see
 /// [`FixedWindowLayer::headers`](crate::FixedWindowLayer::headers).
@@ -104,10 +104,8 @@ pub(crate) struct PreparedHeaders {
 struct LastRefusal {
     refusal: Refusal,
     retry_after: Option<u64>,
-    content_type: Option<HeaderValue>,
-    headers: HeaderMap,
-    /// Empty if such a refusal has a text of its own, or was not asked for one.
-    body: Bytes,
+    /// Without a body if it was not asked for one.
+    response: Response<Bytes>,
 }
 
 impl PreparedHeaders {
@@ -188,33 +186,22 @@ impl PreparedHeaders {
 
     /// For a refusal by a quota (S18).
     #[inline]
-    pub(crate) fn stamp_refused<R>(
-        &self,
-        response: &mut Response<R>,
-        content_type: Option<&HeaderValue>,
-        decision: &Decision,
-    ) {
-        let (headers, _) = self.last_refusal(decision, content_type, None);
-        self.put_refused(response, headers, decision);
-    }
-
-    #[inline]
-    pub(crate) fn put_refused<R>(
-        &self,
-        response: &mut Response<R>,
-        refusal: HeaderMap,
-        decision: &Decision,
-    ) {
-        let headers = response.headers_mut();
-        let others = mem::replace(headers, refusal);
+    pub(crate) fn stamp_refused<R>(&self, response: &mut Response<R>, decision: &Decision) {
+        let refusal = self.last_refusal(decision, None).into_parts().0.headers;
+        let others = mem::replace(response.headers_mut(), refusal);
         if others.capacity() == 0 {
             // An unused map has nothing to free; dropping it would check that at run time.
             mem::forget(others);
         } else {
-            self.append_others(headers, &others);
+            self.append_others(response.headers_mut(), &others);
         }
+        self.finish_refused(response, decision);
+    }
+
+    #[inline]
+    pub(crate) fn finish_refused<R>(&self, response: &mut Response<R>, decision: &Decision) {
         if self.style.ietf() {
-            append_ietf(headers, decision);
+            append_ietf(response.headers_mut(), decision);
         }
         if !self.style.github() {
             mark_refused(response);
@@ -252,46 +239,39 @@ impl PreparedHeaders {
     #[inline]
     fn reset(&self, end: i64) -> HeaderValue {
         // If another thread holds the lock, to write a new value is faster than to wait.
-        let Ok(mut last) = self.reset.try_lock() else { return number(seconds(end)) };
+        let Some(mut last) = sync::try_lock(&self.reset) else { return number(seconds(end)) };
         match &*last {
             Some((of, value)) if *of == end => value.clone(),
             _ => last.insert((end, number(seconds(end)))).1.clone(),
         }
     }
 
-    /// The headers of a refusal by a quota, without the IETF's, and the body if it is to have one.
+    /// What `make` returns, or else an empty response, with the headers of a refusal by a quota but
+    /// for the IETF's.
     pub(crate) fn last_refusal(
         &self,
         decision: &Decision,
-        content_type: Option<&HeaderValue>,
-        body: Option<&dyn Fn() -> Bytes>,
-    ) -> (HeaderMap, Bytes) {
+        make: Option<&dyn Fn() -> Response<Bytes>>,
+    ) -> Response<Bytes> {
         let (refusal, retry_after) = (decision.refusal(), retry_after_secs(decision));
-        if let Some(make) = body
-            && !refusal.has_usual_text()
-        {
-            return (self.last_refusal(decision, content_type, None).0, make());
+        let make_anew = || self.make_refusal(decision, retry_after, make);
+        if make.is_some() && !refusal.has_usual_text() {
+            return make_anew();
         }
-        let make = || {
-            let headers = self.make_refusal(decision, retry_after, content_type);
-            let (content_type, body) = (content_type.cloned(), body.map(|make| make()));
-            let body = body.unwrap_or_default();
-            LastRefusal { refusal, retry_after, content_type, headers, body }
-        };
-        let Ok(mut last) = self.refusal.try_lock() else {
-            let LastRefusal { headers, body, .. } = make();
-            return (headers, body);
-        };
-        match &mut *last {
+        let Some(mut last) = sync::try_lock(&self.refusal) else { return make_anew() };
+        match &*last {
             Some(last)
                 if last.refusal == refusal
                     && last.retry_after == retry_after
-                    && is_same(last.content_type.as_ref(), content_type)
-                    && (body.is_none() || !last.body.is_empty()) => {}
-            last => *last = Some(make()),
+                    && last.response.body().is_empty() == make.is_none() =>
+            {
+                last.response.clone()
+            }
+            _ => {
+                let response = make_anew();
+                last.insert(LastRefusal { refusal, retry_after, response }).response.clone()
+            }
         }
-        let LastRefusal { headers, body, .. } = last.as_ref().expect("just made");
-        (headers.clone(), body.clone())
     }
 
     #[cold]
@@ -299,8 +279,8 @@ impl PreparedHeaders {
         &self,
         decision: &Decision,
         retry_after: Option<u64>,
-        content_type: Option<&HeaderValue>,
-    ) -> HeaderMap {
+        make: Option<&dyn Fn() -> Response<Bytes>>,
+    ) -> Response<Bytes> {
         let reset = decision.reset_at_ms().max(decision.retry_at_ms().unwrap_or(0));
         // Has room for these, a content-type, and headers that a server adds.
         let mut headers = HeaderMap::with_capacity(12);
@@ -313,17 +293,10 @@ impl PreparedHeaders {
         }
         headers.extend(retry_after.map(|seconds| (RETRY_AFTER, number(seconds))));
         headers.insert(CACHE_CONTROL, NO_STORE);
-        headers.extend(content_type.map(|value| (CONTENT_TYPE, value.clone())));
-        headers
-    }
-}
-
-/// Bytes are compared only if they are not the same ones, as those of a static value are.
-#[inline]
-fn is_same(one: Option<&HeaderValue>, other: Option<&HeaderValue>) -> bool {
-    match (one, other) {
-        (Some(one), Some(other)) => ptr::eq(one.as_bytes(), other.as_bytes()) || one == other,
-        _ => one.is_none() && other.is_none(),
+        let mut response = make.map(|make| make()).unwrap_or_default();
+        let others = mem::replace(response.headers_mut(), headers);
+        response.headers_mut().extend(others);
+        response
     }
 }
 

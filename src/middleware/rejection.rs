@@ -157,7 +157,8 @@ impl<'a> Rejection<'a> {
 
     fn stamped<B>(&self, body: B, content_type: Option<&HeaderValue>) -> Response<B> {
         let mut response = self.response(body);
-        self.stamp(&mut response, content_type);
+        self.stamp(&mut response);
+        response.headers_mut().extend(content_type.map(|value| (CONTENT_TYPE, value.clone())));
         response
     }
 
@@ -166,20 +167,15 @@ impl<'a> Rejection<'a> {
     #[inline(always)]
     pub(crate) fn complete<B>(&self, response: &mut Response<B>) {
         if !is_refused_inside(response) {
-            let content_type = response.headers_mut().remove(CONTENT_TYPE);
-            self.stamp(response, content_type.as_ref());
+            self.stamp(response);
         }
     }
 
     #[inline]
-    fn stamp<B>(&self, response: &mut Response<B>, content_type: Option<&HeaderValue>) {
+    fn stamp<B>(&self, response: &mut Response<B>) {
         match self.reason {
-            Reason::RateLimited(decision) => {
-                self.headers.stamp_refused(response, content_type, decision);
-            }
+            Reason::RateLimited(decision) => self.headers.stamp_refused(response, decision),
             _ => {
-                let content_type = content_type.map(|value| (CONTENT_TYPE, value.clone()));
-                response.headers_mut().extend(content_type);
                 put_failure_headers(response.headers_mut(), self.retry_after().is_some());
                 mark_refused(response);
             }
@@ -257,10 +253,14 @@ fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
     let Some(decision) = why.reason().decision() else {
         return why.stamped(B::from(problem(why)), Some(&PROBLEM));
     };
-    let make = || problem(why);
-    let (headers, body) = why.headers.last_refusal(decision, Some(&PROBLEM), Some(&make));
-    let mut response = why.response(B::from(body));
-    why.headers.put_refused(&mut response, headers, decision);
+    let make = || {
+        let mut response = why.response(problem(why));
+        response.headers_mut().insert(CONTENT_TYPE, PROBLEM.clone());
+        response
+    };
+    let refusal = why.headers.last_refusal(decision, Some(&make));
+    let mut response = refusal.map(B::from);
+    why.headers.finish_refused(&mut response, decision);
     response
 }
 
@@ -449,7 +449,7 @@ impl Limiter {
         if decision.allowed() {
             prepared.stamp_passed(&mut response, decision, || decision.now_ms());
         } else {
-            prepared.stamp_refused(&mut response, None, decision);
+            prepared.stamp_refused(&mut response, decision);
         }
         response.into_parts().0.headers
     }

@@ -43,7 +43,7 @@ use waiting::Waiting;
 pub(crate) struct LimitedRequest<J> {
     current: Arc<Current<J>>,
     first: RequestLine,
-    charged: Option<Decision>,
+    decided: Decided,
     /// `true` from the charge to the response: until then the charge may be refunded (S9, S14).
     pub(super) awaits_response: bool,
     lines: FoundLines,
@@ -73,7 +73,14 @@ pub(crate) enum Next {
     /// Charge the request in the queue, once the service is ready.
     Ask,
     Decide(PendingDecision),
-    Refuse(Reason),
+    Refuse,
+}
+
+/// Kept here from where it is made, since moving a decision is measurable.
+enum Decided {
+    Not,
+    Charged(Decision),
+    Refused(Reason),
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -90,7 +97,7 @@ impl<J> LimitedRequest<J> {
         Self {
             current,
             first: RequestLine::default(),
-            charged: None,
+            decided: Decided::Not,
             awaits_response: false,
             lines: FoundLines::None,
             rare: None,
@@ -108,15 +115,27 @@ impl<J> LimitedRequest<J> {
         }
         let mut lines = match find_line(&self.current.settings, parts, &mut self.first) {
             Ok(lines) => lines,
-            Err(reason) => return Next::Refuse(reason),
+            Err(reason) => return self.refused(reason),
         };
         for limit in 1..self.current.count() {
             lines = match self.find_other(limit, parts, lines) {
                 Ok(lines) => lines,
-                Err(reason) => return Next::Refuse(reason),
+                Err(reason) => return self.refused(reason),
             };
         }
         self.begin(parts, lines, None)
+    }
+
+    #[inline(always)]
+    fn refused(&mut self, reason: Reason) -> Next {
+        self.note(Decided::Refused(reason));
+        Next::Refuse
+    }
+
+    #[inline(always)]
+    fn note(&mut self, decided: Decided) {
+        // There is nothing to drop yet; dropping it would check that at run time.
+        mem::forget(mem::replace(&mut self.decided, decided));
     }
 
     /// The request may have waited in the queue since it `arrived`.
@@ -185,12 +204,14 @@ impl<J> LimitedRequest<J> {
     #[inline(always)]
     fn charge(&mut self, parts: &Parts) -> Next {
         let answer = match self.rule() {
-            // Made in its place, since moving a decision is measurable.
             Ok(ruling) if ruling.passed() => {
-                self.charged = Some(self.decided(ruling));
+                self.note(Decided::Charged(self.decision(ruling)));
                 return self.pass_charged(parts);
             }
-            Ok(ruling) => Ok(self.decided(ruling)),
+            Ok(ruling) if !self.is_shadow() => {
+                return self.refused(Reason::RateLimited(self.decision(ruling)));
+            }
+            Ok(ruling) => Ok(self.decision(ruling)),
             Err(reply) => match reply.into_now() {
                 Ok(answer) => answer,
                 Err(later) => return Next::Decide(PendingDecision::new(later, self.refund())),
@@ -211,11 +232,11 @@ impl<J> LimitedRequest<J> {
     }
 
     fn send(&self) -> Reply<Decision> {
-        self.rule().map_or_else(|reply| reply, |ruling| Reply::now(self.decided(ruling)))
+        self.rule().map_or_else(|reply| reply, |ruling| Reply::now(self.decision(ruling)))
     }
 
     #[inline(always)]
-    fn decided(&self, ruling: Ruling) -> Decision {
+    fn decision(&self, ruling: Ruling) -> Decision {
         ruling.into_decision(self.account(&self.first).label())
     }
 
@@ -230,7 +251,7 @@ impl<J> LimitedRequest<J> {
             Ok(decision) => decision,
             // Without an answer there is no standing to report (S23).
             Err(error) if error.denies() && !self.is_shadow() => {
-                return Next::Refuse(Reason::StoreFailed);
+                return self.refused(Reason::StoreFailed);
             }
             Err(_) => return self.fail_open(parts),
         };
@@ -241,9 +262,9 @@ impl<J> LimitedRequest<J> {
                 self.charge_aside(parts);
                 return Next::Call;
             }
-            return Next::Refuse(Reason::RateLimited(decision));
+            return self.refused(Reason::RateLimited(decision));
         }
-        self.charged = Some(decision);
+        self.note(Decided::Charged(decision));
         self.pass_charged(parts)
     }
 
@@ -251,8 +272,7 @@ impl<J> LimitedRequest<J> {
     fn pass_charged(&mut self, parts: &Parts) -> Next {
         // Set before hooks, which may panic.
         self.awaits_response = true;
-        // By reference, since moving a decision is measurable.
-        if let Some(decision) = &self.charged {
+        if let Some(decision) = self.charged() {
             self.report(parts, decision);
         }
         if self.rare.is_some() {
@@ -277,7 +297,7 @@ impl<J> LimitedRequest<J> {
     pub(crate) fn prepare_call(&mut self, extensions: &mut Extensions) {
         let shared = &self.current.shared;
         if shared.options.expose_decision {
-            self.charged.clone().map(|decision| extensions.insert(decision));
+            self.charged().cloned().map(|decision| extensions.insert(decision));
         }
         if shared.marks() {
             self.mark(extensions);
@@ -287,7 +307,7 @@ impl<J> LimitedRequest<J> {
     #[cold]
     #[inline(never)]
     fn mark(&self, extensions: &mut Extensions) {
-        if self.charged.is_some() {
+        if self.charged().is_some() {
             let limiter = &self.settings_of(&self.first).limiter;
             self.current.shared.mark(limiter, &self.first.key, extensions);
         }
@@ -311,11 +331,12 @@ impl<J> LimitedRequest<J> {
     }
 
     #[inline(never)]
-    pub(crate) fn refuse<R>(&mut self, parts: &Parts, reason: &Reason) -> Response<R>
+    pub(crate) fn refuse<R>(&mut self, parts: &Parts) -> Response<R>
     where
         J: Reject<R>,
     {
         self.leave_queue();
+        let Decided::Refused(reason) = &self.decided else { unreachable!("it was refused") };
         match reason {
             Reason::RateLimited(decision) => self.report(parts, decision),
             _ => self.report_undecided(reason),
@@ -342,7 +363,7 @@ impl<J> LimitedRequest<J> {
 
     #[inline]
     pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
-        if let Some(decision) = &self.charged
+        if let Some(decision) = self.charged()
             && !self.stamp_by(response, decision)
         {
             // This layer does not count what an inner layer of this crate has refused (S9).
@@ -364,14 +385,14 @@ impl<J> LimitedRequest<J> {
         if let Some(cost) = response.extensions().get::<TrueCost>() {
             cost.note_settled(self.settled());
         }
-        if self.charged.is_none() && self.aside().is_empty() {
+        if self.charged().is_none() && self.aside().is_empty() {
             return response;
         }
         if is_refused_inside(&response) {
             self.give_back();
             return response;
         }
-        // `charged` stays until `count_if` has returned: if that panics, dropping the request
+        // The charge stays until `count_if` has returned: if that panics, dropping the request
         // refunds the charge where that is set.
         let (parts, body) = response.into_parts();
         let count_if = self.shared().options.count_if.as_ref();
@@ -383,10 +404,10 @@ impl<J> LimitedRequest<J> {
         let mut response = Response::from_parts(parts, body);
         if let Some(actual) = actual {
             self.correct_aside(&actual);
-            if let Some(decision) = self.charged.take() {
-                let (settled, corrected) = self.correction().make(&decision, &actual);
+            if let Some(decision) = self.charged() {
+                let (settled, corrected) = self.correction().make(decision, &actual);
                 settled.detach();
-                self.charged = Some(corrected);
+                self.decided = Decided::Charged(corrected);
             }
         }
         if !self.is_shadow() {
@@ -401,7 +422,7 @@ impl<J> LimitedRequest<J> {
         self.settled().next()?;
         let costs = cost.costs().map(Actual::Costs);
         if costs.is_none() {
-            let charged = self.charged.clone().map(|decision| (self.correction(), decision));
+            let charged = self.charged().cloned().map(|decision| (self.correction(), decision));
             let of =
                 |(line, aside): &(RequestLine, AsideCharge)| (self.charged_of(line), aside.clone());
             let aside: Vec<_> = self.aside().iter().map(of).collect();
@@ -469,11 +490,11 @@ impl<J> LimitedRequest<J> {
 
     /// Refunds the charge in the background (S14).
     pub(crate) fn give_back(&mut self) {
-        if let Some(decision) = &self.charged {
+        if let Some(decision) = self.charged() {
             self.correction().make(decision, &Actual::Nothing).0.detach();
         }
         self.correct_aside(&Actual::Nothing);
-        self.charged = None;
+        self.decided = Decided::Not;
         self.awaits_response = false;
     }
 
@@ -486,6 +507,14 @@ impl<J> LimitedRequest<J> {
             limiter: self.settings_of(line).limiter.clone(),
             account: self.account(line).to_owned(),
             own: line.quotas.is_some(),
+        }
+    }
+
+    #[inline(always)]
+    fn charged(&self) -> Option<&Decision> {
+        match &self.decided {
+            Decided::Charged(decision) => Some(decision),
+            _ => None,
         }
     }
 

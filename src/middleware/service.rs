@@ -159,7 +159,7 @@ impl Settings {
             key: Arc::clone(&live.limit().key),
             cost: live.limit().cost.clone(),
             generation,
-            headers: PreparedHeaders::new(options.headers, name, quotas.as_slice()[0].limit()),
+            headers: PreparedHeaders::new(options.headers, name, quotas.first().limit()),
             quotas,
             plan,
             limiter: limiter.clone(),

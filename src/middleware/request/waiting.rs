@@ -35,7 +35,7 @@ impl<J> LimitedRequest<J> {
         let arrived = arrived.unwrap_or_else(Instant::now);
         let (place, has_to_wait) = match Place::join(queue, self.claim(arrived)) {
             Ok(joined) => joined,
-            Err(refusal) => return Next::Refuse(Reason::RateLimited(*refusal)),
+            Err(refusal) => return self.refused(Reason::RateLimited(*refusal)),
         };
         self.rare().waiting =
             Some(Waiting { place, arrived, asked: None, answer: None, returning: None });
@@ -144,9 +144,9 @@ impl<J> LimitedRequest<J> {
                 }
                 Next::Wait
             }
-            Poll::Ready(Turn::Refused(refusal)) => Next::Refuse(Reason::RateLimited(*refusal)),
-            Poll::Ready(Turn::Unanswered) => Next::Refuse(Reason::StoreFailed),
-            Poll::Ready(Turn::Closed) => Next::Refuse(Reason::QueueClosed),
+            Poll::Ready(Turn::Refused(refusal)) => self.refused(Reason::RateLimited(*refusal)),
+            Poll::Ready(Turn::Unanswered) => self.refused(Reason::StoreFailed),
+            Poll::Ready(Turn::Closed) => self.refused(Reason::QueueClosed),
         })
     }
 
