@@ -2,7 +2,7 @@
 //! headers once.
 
 use std::str;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::body::{Body, to_bytes};
 use axum::extract::State;
@@ -14,8 +14,9 @@ use http::{HeaderMap, Request, Response};
 use tower::{Layer, ServiceExt};
 use tower_fixed_window::key::header;
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, Limiter, Limits, Line, ManualClock,
-    MemoryStore, OnStoreFailure, Quota, Quotas, Reason, Reject, Rejection, StoreError, testing,
+    EmptyBody, FixedWindowLayer, GitHubBody, Grpc, Headers, Key, Limit, Limiter, Limits, Line,
+    ManualClock, MemoryStore, OnStoreFailure, ProblemJson, Quota, Quotas, Reason, Reject,
+    Rejection, StoreError, testing,
 };
 
 use crate::support::{
@@ -350,7 +351,8 @@ fn some_quota(rng: &mut Rng) -> Quota {
     }
 }
 
-/// A layer answers as one that has refused nothing before: as a response without a layer does.
+/// A layer answers as one that has refused nothing before: as a response without a layer does. So
+/// it does if each request is refused in another way, in a queue, or after a change of quotas.
 #[tokio::test]
 async fn a_kept_refusal_is_the_one_that_would_be_made_anew() {
     for seed in 0..60 {
@@ -370,22 +372,52 @@ async fn a_kept_refusal_is_the_one_that_would_be_made_anew() {
         let store = MemoryStore::new().clock(clock.clone());
         let limits = Limits::new(limits.collect::<Vec<_>>()).store(store);
         let (sender, decisions) = std::sync::mpsc::channel();
-        let layer = FixedWindowLayer::new(limits).on_decision(move |_, decision| {
+        let layer = FixedWindowLayer::new(limits.clone()).on_decision(move |_, decision| {
             let _ = sender.send(decision.clone());
+        });
+        let layer = if rng.bool() { layer.queue(1, Duration::ZERO) } else { layer };
+        let layer = layer.on_reject(|parts, why| match parts.headers["way"].as_bytes() {
+            b"problem" => ProblemJson.reject(parts, why),
+            b"github" => GitHubBody.reject(parts, why),
+            b"empty" => EmptyBody.reject(parts, why),
+            _ => Plain.reject(parts, why),
         });
         let service = layer.layer(axum::Router::new());
         for step in 0..200 {
-            if rng.u8(0..4) == 0 {
-                clock.advance(Duration::from_millis(rng.u64(0..700)));
+            match rng.u8(0..16) {
+                0..4 => clock.advance(Duration::from_millis(rng.u64(0..700))),
+                4 => {
+                    let (key, quota) = ("p".repeat(rng.usize(1..6)), some_quota(&mut rng));
+                    let until = UNIX_EPOCH + Duration::from_secs(1_767_225_540 + 60);
+                    limits.of("limit-0").set_key_quotas_until(key, quota, until);
+                }
+                _ => {}
             }
+            let way = ["problem", "problem", "github", "empty", "plain"][rng.usize(0..5)];
             let (plan, cost) = ("p".repeat(rng.usize(1..6)), "c".repeat(rng.usize(1..4)));
             let request = Request::get("/").header("plan", plan).header("cost", cost);
-            let request = request.body(Body::empty()).expect("a request");
+            let request = request.header("way", way).body(Body::empty()).expect("a request");
             let answer = service.clone().oneshot(request).await.expect("infallible");
             let decision = decisions.try_recv().expect("a decision");
             if let Err(refused) = decision.into_result() {
-                let anew = whole(Response::from(refused)).await;
-                assert_eq!(whole(answer).await, anew, "seed {seed}, step {step}");
+                let (mut answer, mut anew) =
+                    (whole(answer).await, whole(Response::from(refused)).await);
+                let content_type = answer.1.get(CONTENT_TYPE).cloned();
+                if way != "problem" {
+                    anew.2.clone_from(&answer.2);
+                    anew.1.remove(CONTENT_TYPE);
+                    answer.1.remove(CONTENT_TYPE);
+                }
+                assert_eq!(answer, anew, "{way}, seed {seed}, step {step}");
+                let (expected, begin) = match way {
+                    "problem" => ("application/problem+json", r#"{"type":"#),
+                    "github" => ("application/json; charset=utf-8", r#"{"message":"#),
+                    "plain" => ("text/plain", "/"),
+                    _ => ("", ""),
+                };
+                let content_type = content_type.as_ref().map_or("", |t| t.to_str().expect("text"));
+                assert_eq!((content_type, &answer.2[..begin.len()]), (expected, begin));
+                assert_eq!(answer.2.is_empty(), way == "empty");
             }
         }
     }
