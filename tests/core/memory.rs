@@ -386,17 +386,33 @@ impl Clock for Failing {
 
 #[test]
 fn a_clock_that_panics_blocks_no_later_charge() {
-    let clock = Failing::default();
-    let limits = Limits::new([Quota::per_day(9).name("a"), Quota::per_day(9).name("b")]);
-    let limits = limits.store(MemoryStore::new().clock(clock.clone()));
-    let lines = || ["a", "b"].map(|name| Line::new(name, "alice", 1));
-    let used = |decision: Decision| decision.limits().map(|(_, of)| of.used()).collect::<Vec<_>>();
-    assert_eq!(used(answer(limits.check(lines()))), [1, 1]);
+    fn lines() -> [Line<'static>; 2] {
+        ["a", "b"].map(|name| Line::new(name, "alice", 1))
+    }
+    type Call = fn(&Limits);
+    let calls: [(Call, [u64; 2]); 5] = [
+        (|limits| _ = answer(limits.check(lines())), [2, 2]),
+        (|limits| _ = answer(limits.of("a").check("alice")), [2, 1]),
+        (|limits| _ = answer(limits.of("b").reserve("alice", 1)).expect("room"), [1, 2]),
+        (|limits| _ = answer(limits.of("b").peek("alice")), [1, 1]),
+        (|limits| answer(limits.of("a").reset("alice")), [0, 1]),
+    ];
+    for (call, expected) in calls {
+        let (clock, daily) = (Failing::default(), Quota::per_day(9));
+        let limits = Limits::new([daily.name("a"), daily.reserve_up_to(9).name("b")]);
+        let limits = limits.store(MemoryStore::new().clock(clock.clone()));
+        assert!(answer(limits.check(lines())).allowed());
 
-    clock.0.store(true, Ordering::Relaxed);
-    catch_unwind(AssertUnwindSafe(|| answer(limits.check(lines())))).expect_err("it panics");
-    let (sender, decisions) = mpsc::channel();
-    thread::spawn(move || sender.send(used(answer(limits.check(lines())))));
-    let after = decisions.recv_timeout(Duration::from_secs(20));
-    assert_eq!(after.expect("a decision in time"), [2, 2]);
+        clock.0.store(true, Ordering::Relaxed);
+        _ = catch_unwind(AssertUnwindSafe(|| call(&limits)));
+        clock.0.store(false, Ordering::Relaxed);
+        let (sender, used) = mpsc::channel();
+        thread::spawn(move || {
+            call(&limits);
+            let used = |decision: Decision| decision.limits().map(|(_, of)| of.used()).collect();
+            sender.send(used(answer(limits.peek(lines()))))
+        });
+        let used: Vec<_> = used.recv_timeout(Duration::from_secs(20)).expect("in time");
+        assert_eq!(used, expected);
+    }
 }
