@@ -53,7 +53,7 @@ impl Path {
 
 const PATHS: [Path; 13] = [
     Path::of_service("a request that passes", allowed, [2_451, 2_394]),
-    Path::of_service("a request that is refused", refused, [1_887, 1_655]),
+    Path::of_service("a request that is refused", refused, [1_894, 1_655]),
     Path::new("a decision in memory", decision, [382, 379]),
     Path::new("the first one of a key", first, [1_230, 1_201]),
     Path::new("a decision of two quotas", two, [634, 618]),

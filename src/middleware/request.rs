@@ -134,8 +134,14 @@ impl<J> LimitedRequest<J> {
 
     #[inline(always)]
     fn note(&mut self, decided: Decided) {
+        debug_assert!(matches!(self.decided, Decided::Not));
         // There is nothing to drop yet; dropping it would check that at run time.
         mem::forget(mem::replace(&mut self.decided, decided));
+    }
+
+    /// A charge is taken from here before it is corrected: if that panics, it is not made twice.
+    fn take_decided(&mut self) -> Decided {
+        mem::replace(&mut self.decided, Decided::Not)
     }
 
     /// The request may have waited in the queue since it `arrived`.
@@ -404,8 +410,8 @@ impl<J> LimitedRequest<J> {
         let mut response = Response::from_parts(parts, body);
         if let Some(actual) = actual {
             self.correct_aside(&actual);
-            if let Some(decision) = self.charged() {
-                let (settled, corrected) = self.correction().make(decision, &actual);
+            if let Decided::Charged(decision) = self.take_decided() {
+                let (settled, corrected) = self.correction().make(&decision, &actual);
                 settled.detach();
                 self.decided = Decided::Charged(corrected);
             }
@@ -490,12 +496,11 @@ impl<J> LimitedRequest<J> {
 
     /// Refunds the charge in the background (S14).
     pub(crate) fn give_back(&mut self) {
-        if let Some(decision) = self.charged() {
-            self.correction().make(decision, &Actual::Nothing).0.detach();
+        self.awaits_response = false;
+        if let Decided::Charged(decision) = self.take_decided() {
+            self.correction().make(&decision, &Actual::Nothing).0.detach();
         }
         self.correct_aside(&Actual::Nothing);
-        self.decided = Decided::Not;
-        self.awaits_response = false;
     }
 
     fn correction(&self) -> Correction {

@@ -2,14 +2,19 @@
 //! away decides on it.
 
 use std::convert::Infallible;
-use std::sync::atomic::Ordering;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::{FixedWindowLayer, Key, Limiter};
+use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{
+    Clock, EmptyBody, FixedWindowLayer, Key, Limiter, Limits, MemoryStore, Quota,
+};
 
 use crate::support::{CASES, FarStore, beside, everyone, get, layered, limiter_of, per_minute};
 
@@ -145,6 +150,59 @@ async fn a_panic_in_a_closure_is_a_dropped_request() {
             }
             let standing = limiter.peek(Key::global()).await.expect("the store answers");
             assert_eq!(standing.used(), left);
+        }
+    }
+}
+
+/// A clock of the app that panics from its reading of this number on, so many times.
+#[derive(Clone, Default)]
+struct FailingClock {
+    at: Arc<AtomicI64>,
+    times: Arc<AtomicI64>,
+}
+
+impl Clock for FailingClock {
+    fn now_ms(&self) -> u64 {
+        let panics = self.at.fetch_sub(1, Ordering::SeqCst) <= 1
+            && self.times.fetch_sub(1, Ordering::SeqCst) > 0;
+        assert!(!panics, "on purpose");
+        1_700_000_060_500
+    }
+}
+
+/// Or a second one would take what other requests have paid for, or panic while the first unwinds.
+#[test]
+fn a_correction_that_panics_is_not_made_again() {
+    for refuses_inside in [false, true] {
+        for (at, times, left) in [(1, 1, [4, 4]), (2, 1, [3, 4]), (1, 9, [4, 4]), (2, 9, [3, 4])] {
+            let clock = FailingClock::default();
+            let limits = ["one", "two"].map(|name| Quota::per_minute(5).name(name));
+            let limits = Limits::new(limits.map(|limit| limit.key(Key::global())));
+            let limits = limits.store(MemoryStore::new().clock(clock.clone()));
+            let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
+            for _ in 0..3 {
+                let service =
+                    service_fn(async |_| Ok::<_, Infallible>(Response::<Body>::default()));
+                let Ok(_) = block_on(layer.clone().layer(service).oneshot(get("/")));
+            }
+            let layer = layer.refund_dropped();
+            let layer = if refuses_inside { layer } else { layer.count_if(|_| false) };
+            let limit = everyone(if refuses_inside { 0 } else { 1 });
+            let answers = FixedWindowLayer::new(limit).layer(axum::Router::new());
+            let fails = clock.clone();
+            let inner = service_fn(move |request| {
+                fails.times.store(times, Ordering::SeqCst);
+                fails.at.store(at, Ordering::SeqCst);
+                answers.clone().oneshot(request)
+            });
+            let answer = AssertUnwindSafe(|| block_on(layer.layer(inner).oneshot(get("/"))));
+            catch_unwind(answer).expect_err("the clock panics");
+            clock.times.store(0, Ordering::SeqCst);
+            let used = ["one", "two"].map(|name| {
+                let standing = block_on(limits.of(name).peek(Key::global()));
+                standing.expect("memory answers").used()
+            });
+            assert_eq!(used, left, "{refuses_inside}, {at}, {times} times");
         }
     }
 }
