@@ -99,14 +99,9 @@ pub(crate) struct PreparedHeaders {
     refusal: Mutex<Option<LastRefusal>>,
 }
 
-/// During an attack, all refusals of a second are the same.
-#[derive(Debug)]
-struct LastRefusal {
-    refusal: Refusal,
-    retry_after: Option<u64>,
-    /// Without a body if it was not asked for one.
-    response: Response<Bytes>,
-}
+/// With its `retry-after`: during an attack, all refusals of a second are the same. The response
+/// has no body if it was not asked for one.
+type LastRefusal = (Refusal, Option<u64>, Response<Bytes>);
 
 impl PreparedHeaders {
     pub(crate) fn new(style: Headers, name: &str, limit: u64) -> Self {
@@ -260,17 +255,14 @@ impl PreparedHeaders {
         }
         let Some(mut last) = sync::try_lock(&self.refusal) else { return make_anew() };
         match &*last {
-            Some(last)
-                if last.refusal == refusal
-                    && last.retry_after == retry_after
-                    && last.response.body().is_empty() == make.is_none() =>
+            Some((of, after, response))
+                if *of == refusal
+                    && *after == retry_after
+                    && response.body().is_empty() == make.is_none() =>
             {
-                last.response.clone()
+                response.clone()
             }
-            _ => {
-                let response = make_anew();
-                last.insert(LastRefusal { refusal, retry_after, response }).response.clone()
-            }
+            _ => last.insert((refusal, retry_after, make_anew())).2.clone(),
         }
     }
 
