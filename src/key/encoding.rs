@@ -69,6 +69,8 @@ mod tag {
     pub(super) const BYTES16: u8 = b'b';
     pub(super) const IPV4: u8 = b'4';
     pub(super) const IPV6: u8 = b'6';
+    /// How many parts before this one are one part of a composite.
+    pub(super) const GROUP: u8 = b'-';
 }
 
 impl Key {
@@ -151,7 +153,7 @@ impl Key {
     pub(crate) fn from_encoded(bytes: &[u8]) -> Option<Self> {
         let mut key = Self::default();
         key.extend(bytes);
-        let whole = key.parts().map(|(_, part)| 2 + part.len()).sum::<usize>() == bytes.len();
+        let whole = parts(bytes).map(|(_, part)| 2 + part.len()).sum::<usize>() == bytes.len();
         whole.then_some(key)
     }
 
@@ -186,6 +188,19 @@ impl Key {
                 bytes[usize::from(*len)..].fill(0);
             }
             Repr::Heap(bytes) => bytes.truncate(to),
+        }
+    }
+
+    /// Ends a part of a composite that begins at `from`. Where nothing was found for it, or several
+    /// parts, their number follows, so that it never meets a neighbour: (7, absent) and (absent, 7)
+    /// are two keys, and so are ((a, b), c) and (a, (b, c)).
+    #[inline]
+    pub(super) fn end_part(&mut self, from: usize) {
+        let bytes = self.as_bytes().get(from..).unwrap_or_default();
+        if bytes.get(1).is_none_or(|&len| bytes.len() != 2 + usize::from(len)) {
+            let count = parts(bytes).count() as u32;
+            let zeros = count.leading_zeros() as usize / 8;
+            self.push(tag::GROUP, &count.to_be_bytes()[zeros..]);
         }
     }
 
@@ -257,16 +272,16 @@ impl Key {
         part[1..].copy_from_slice(&(u128::from(address) & mask).to_be_bytes());
         self.push(tag::IPV6, &part[..1 + usize::from(prefix.div_ceil(8))]);
     }
+}
 
-    fn parts(&self) -> impl Iterator<Item = (u8, &[u8])> {
-        let mut rest = self.as_bytes();
-        std::iter::from_fn(move || {
-            let (&[tag, len], tail) = rest.split_first_chunk()?;
-            let (part, tail) = tail.split_at_checked(len.into())?;
-            rest = tail;
-            Some((tag, part))
-        })
-    }
+fn parts(encoded: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+    let mut rest = encoded;
+    std::iter::from_fn(move || {
+        let (&[tag, len], tail) = rest.split_first_chunk()?;
+        let (part, tail) = tail.split_at_checked(len.into())?;
+        rest = tail;
+        Some((tag, part))
+    })
 }
 
 impl Default for Key {
@@ -300,7 +315,7 @@ struct Readable<'a>(&'a Key);
 
 impl fmt::Display for Readable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, (tag, part)) in self.0.parts().enumerate() {
+        for (i, (tag, part)) in parts(self.0.as_bytes()).enumerate() {
             if i > 0 {
                 f.write_str(",")?;
             }
@@ -401,11 +416,16 @@ from_numbers!(u16, u32, u64, usize, i16, i32, i64);
 
 macro_rules! from_tuples {
     ($($t:ident $i:tt),*) => {
-        /// The parts one after the other.
+        /// The parts one after the other. [`Key::global()`](Key::global) is an absent part, and a
+        /// tuple in a tuple is one part.
         impl<$($t: Into<Key>),*> From<($($t,)*)> for Key {
             fn from(parts: ($($t,)*)) -> Self {
                 let mut key = Self::default();
-                $(key.append(&parts.$i.into());)*
+                $(
+                    let from = key.len();
+                    key.append(&parts.$i.into());
+                    key.end_part(from);
+                )*
                 key
             }
         }

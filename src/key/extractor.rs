@@ -179,10 +179,15 @@ pointer!(Arc);
 
 macro_rules! tuples {
     ($($t:ident $i:tt),*) => {
-        /// All of them; if one finds no key, there is none.
+        /// All of them; if one finds no key, there is none. What is optional falls back to
+        /// [`Key::global()`](Key::global), an absent part: it differs from every value.
         impl<$($t: KeyExtractor),*> KeyExtractor for ($($t,)*) {
             fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
-                $(self.$i.extract(parts, key)?;)*
+                $(
+                    let from = key.len();
+                    self.$i.extract(parts, key)?;
+                    key.end_part(from);
+                )*
                 Ok(())
             }
         }

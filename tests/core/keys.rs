@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use http::Request;
 use proptest::prelude::*;
@@ -36,7 +37,7 @@ fn a_key_is_an_extractor_that_appends_itself_to_what_others_have_found() {
     };
     assert_eq!(found(&Key::global()), Ok(Key::global()));
     let all = (Key::from("a"), header("x-api-key"), Key::global(), Key::from(7_u64));
-    assert_eq!(found(&all), Ok(Key::from(("a", Key::secret("alpha"), 7_u64))));
+    assert_eq!(found(&all), Ok(Key::from(("a", Key::secret("alpha"), Key::global(), 7_u64))));
     // What a first extractor has appended before it failed is gone.
     let or = (Key::from("a"), header("x-user")).or(Key::from("b"));
     assert_eq!(found(&or), Ok(Key::from("b")));
@@ -108,6 +109,10 @@ fn the_encoding_of_each_kind_of_part_is_pinned() {
             "750800000000000000077403612f6234040a0000017400",
             "u7,ta%2Fb,10.0.0.1,t",
         ),
+        (Key::from((7_u64, Key::global())), "750800000000000000072d00", "u7,-"),
+        (Key::from((Key::global(), 7_u64)), "2d0075080000000000000007", "-,u7"),
+        (Key::from((("a", "b"), "c")), "7401617401622d0102740163", "ta,tb,-02,tc"),
+        (Key::from(("a", ("b", "c"))), "7401617401627401632d0102", "ta,tb,tc,-02"),
     ] {
         assert_eq!(hex(&key), bytes, "{readable}");
         assert_eq!(key.readable().to_string(), readable);
@@ -242,6 +247,91 @@ proptest! {
         prop_assert!(one.readable().to_string().is_ascii());
         prop_assert_eq!(&key(&a), &one);
     }
+}
+
+/// What an extractor finds: nothing, a part, or a tuple of those.
+#[derive(Clone, PartialEq, Debug)]
+enum Tree {
+    Absent,
+    Part(Part),
+    Tuple(Vec<Tree>),
+}
+
+fn tree() -> impl Strategy<Value = Tree> {
+    let leaf = prop_oneof![
+        1 => Just(Tree::Absent),
+        1 => (0..3_i128).prop_map(|number| Tree::Part(Part::Number(number))),
+        1 => part().prop_map(Tree::Part),
+    ];
+    leaf.prop_recursive(3, 24, 4, |tree| prop::collection::vec(tree, 2..=4).prop_map(Tree::Tuple))
+}
+
+fn extractor(tree: &Tree) -> Arc<dyn KeyExtractor> {
+    match tree {
+        // The value is optional, and this request has none.
+        Tree::Absent => Arc::new(header("x-nobody-sends").or(Key::global())),
+        Tree::Part(part) => Arc::new(key(std::slice::from_ref(part))),
+        Tree::Tuple(trees) => match trees.iter().map(extractor).collect::<Vec<_>>()[..] {
+            [ref a, ref b] => Arc::new((a.clone(), b.clone())),
+            [ref a, ref b, ref c] => Arc::new((a.clone(), b.clone(), c.clone())),
+            [ref a, ref b, ref c, ref d] => Arc::new((a.clone(), b.clone(), c.clone(), d.clone())),
+            _ => unreachable!("two to four"),
+        },
+    }
+}
+
+fn from_tuples(tree: &Tree) -> Key {
+    match tree {
+        Tree::Absent => Key::global(),
+        Tree::Part(part) => key(std::slice::from_ref(part)),
+        Tree::Tuple(trees) => match &trees.iter().map(from_tuples).collect::<Vec<_>>()[..] {
+            [a, b] => Key::from((a, b)),
+            [a, b, c] => Key::from((a, b, c)),
+            [a, b, c, d] => Key::from((a, b, c, d)),
+            _ => unreachable!("two to four"),
+        },
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(sized(8_000, 200_000)) })]
+
+    #[test]
+    fn two_requests_have_one_key_only_if_all_parts_are_equal_absent_ones_among_them(
+        a in tree(), b in tree(),
+    ) {
+        let (parts, ()) = Request::get("/").body(()).expect("a request").into_parts();
+        let found = |tree| {
+            let mut key = Key::default();
+            extractor(tree).extract(&parts, &mut key).expect("each has a fallback");
+            key
+        };
+        let (one, other) = (found(&a), found(&b));
+        prop_assert_eq!(one == other, a == b);
+        prop_assert_eq!(one.readable().to_string() == other.readable().to_string(), a == b);
+        prop_assert_eq!(from_tuples(&a), one);
+    }
+}
+
+/// A tenant, a user of it, or both may be unknown, and a client may choose each.
+#[test]
+fn an_absent_part_never_meets_a_value_of_its_neighbour() {
+    let optional = |name| header(name).or(Key::global());
+    let pair = (optional("x-tenant"), optional("x-user"));
+    let nested = (header("x-tenant"), (optional("x-user"), optional("x-app")));
+    let found = |extractor: &dyn KeyExtractor, headers: &[(&str, &str)]| {
+        let request =
+            headers.iter().fold(Request::get("/"), |r, (name, value)| r.header(*name, *value));
+        let (parts, ()) = request.body(()).expect("a request").into_parts();
+        let mut key = Key::default();
+        extractor.extract(&parts, &mut key).map(|()| key)
+    };
+    assert_ne!(found(&pair, &[("x-tenant", "7")]), found(&pair, &[("x-user", "7")]));
+    assert_ne!(found(&pair, &[]), found(&pair, &[("x-user", "7")]));
+    let both = [("x-tenant", "7"), ("x-user", "7")];
+    assert_ne!(found(&pair, &both), found(&pair, &both[..1]));
+    let (user, app) = ([both[0], ("x-user", "1")], [both[0], ("x-app", "1")]);
+    assert_ne!(found(&nested, &user), found(&nested, &app));
 }
 
 /// How many of 10,000 keys have the end of their window in each hundredth of it.
