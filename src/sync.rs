@@ -61,6 +61,25 @@ impl<F: Fn()> Drop for AtEnd<F> {
     }
 }
 
+/// Decisions that tests hold up: `testing::hold_up_decisions`.
+#[cfg(feature = "testing")]
+pub(crate) mod held_up {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    pub(crate) static GUARDS: AtomicU64 = AtomicU64::new(0);
+
+    pub(crate) fn wait() {
+        static DECISIONS: AtomicU64 = AtomicU64::new(0);
+
+        let some = || DECISIONS.fetch_add(1, Ordering::Relaxed).is_multiple_of(5);
+        if GUARDS.load(Ordering::Relaxed) > 0 && some() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 #[cfg(feature = "tokio")]
 mod with_tokio {
     use std::cell::Cell;

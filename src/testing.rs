@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::future::{Future, Ready, poll_fn, ready};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
@@ -15,6 +16,8 @@ use http::request::Builder;
 use http::{Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
+
+use crate::sync::{AtEnd, held_up};
 
 /// Sends a request through a layer, or a stack of them, to a service that responds with 200 and
 /// `hello`, and waits for the response:
@@ -111,4 +114,19 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Pending => thread::park(),
         }
     }
+}
+
+/// Holds up some decisions of stores in this process by a millisecond, between what they read and
+/// what they write, while the guard lives: so that calls that are not atomic meet in a test.
+///
+/// ```
+/// use tower_fixed_window::testing::hold_up_decisions;
+///
+/// let held_up = hold_up_decisions();
+/// // ... charges from several threads
+/// drop(held_up);
+/// ```
+pub fn hold_up_decisions() -> impl Drop {
+    held_up::GUARDS.fetch_add(1, Ordering::Relaxed);
+    AtEnd(|| _ = held_up::GUARDS.fetch_sub(1, Ordering::Relaxed))
 }

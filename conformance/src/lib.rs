@@ -8,14 +8,23 @@
 //! use tower_fixed_window::testing::block_on;
 //! use tower_fixed_window_conformance::conformance;
 //!
-//! conformance(|clock| MemoryStore::new().clock(clock), |job| block_on(job));
+//! // Two handles of the same counters.
+//! let new = |clock| {
+//!     let store = MemoryStore::new().clock(clock);
+//!     [store.clone(), store]
+//! };
+//! conformance(new, |job| block_on(job));
 //! ```
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Mutex;
 
-use tower_fixed_window::{ManualClock, Store};
+use tower_fixed_window::{ManualClock, Store, testing};
+
+use in_order::InOrder;
+use nodes::Nodes;
+use races::Race;
 
 // The first definition of a link wins: in the repository the pages are files.
 /// The rules by number, which the contract and all traces follow.
@@ -28,6 +37,7 @@ pub mod rules {}
 
 mod contract;
 mod in_order;
+mod nodes;
 mod races;
 mod replay;
 
@@ -54,35 +64,57 @@ pub const CALENDAR_VECTORS: [&str; 2] = [
 /// counters, and their life. Traces of several limits are charged in one step if the store can do
 /// that, and also one limit after the other.
 ///
-/// `new` creates an empty store that reads the given clock. `block_on` waits for a future on the
-/// current thread: that of `tower_fixed_window::testing`, or a runtime's.
+/// `new` creates two handles of the same counters, as two nodes have: of a store in a database two
+/// values that share nothing in this process, each with connections of its own. The counters are
+/// empty, and nobody else has them: give each call a table or a prefix of its own (there are some
+/// 250). Both handles read the given clock. They remember no refusals: of a [`Remote`] that is
+/// [`remember_refusals(Duration::ZERO)`](Remote::remember_refusals). `block_on` waits for a future
+/// on the current thread: that of `tower_fixed_window::testing`, or a runtime's.
+///
+/// Each trace, reset and refund is made by both handles, in turns without a pattern, and in races
+/// both are called at once, while some decisions are held up between what they read and what they
+/// write.
+///
+/// [`Remote`]: tower_fixed_window::store::Remote
+/// [`Remote::remember_refusals`]: tower_fixed_window::store::Remote::remember_refusals
 ///
 /// # Panics
 /// If the store breaks the contract, with a message that says how.
 pub fn conformance<S: Store>(
-    new: impl Fn(ManualClock) -> S + Send + Sync,
+    new: impl Fn(ManualClock) -> [S; 2] + Send + Sync,
     block_on: impl Fn(Job<'_>) + Send + Sync,
 ) {
+    let nodes = |clock| Nodes::new(&new, clock);
+    let in_order = |clock| new(clock).map(InOrder);
     #[cfg_attr(not(feature = "time-zones"), allow(unused_mut))]
     let mut vectors = vec![VECTORS];
     #[cfg(feature = "time-zones")]
     vectors.extend(CALENDAR_VECTORS);
-    if new(ManualClock::default()).charges_together() {
+    let in_one_step = nodes(ManualClock::default()).charges_together();
+    if in_one_step {
         vectors.push(TOGETHER_VECTORS);
-        races::all_limits_or_none(&new, &block_on, true);
     }
     for vectors in vectors {
-        let (failed, report) = failures(vectors, &new, &block_on);
+        let (failed, report) = failures(vectors, &nodes, &block_on);
         assert!(failed.is_empty(), "{report}");
     }
-    let in_order = |clock| in_order::InOrder(new(clock));
-    let (failed, report) = failures(TOGETHER_VECTORS, &in_order, &block_on);
+    let (failed, report) =
+        failures(TOGETHER_VECTORS, &|clock| Nodes::new(&in_order, clock), &block_on);
     assert_eq!(failed, in_order::EXCEPTED, "one limit after the other:\n{report}");
-    races::all_limits_or_none(&in_order, &block_on, false);
-    block_on(Box::pin(contract::check(&new)));
-    races::exact(&new, &block_on);
-    races::all_or_nothing(&new, &block_on);
-    races::refunds_once(&new, &block_on);
+    block_on(Box::pin(contract::check(&nodes)));
+
+    let _held_up = testing::hold_up_decisions();
+    let race = || Race::new(&new, &block_on);
+    race().exact();
+    race().first_charges();
+    race().own_answers();
+    race().all_or_nothing();
+    race().refunds_once();
+    race().resets();
+    if in_one_step {
+        race().all_limits_or_none(true);
+    }
+    Race::new(&in_order, &block_on).all_limits_or_none(false);
 }
 
 /// The traces that got a wrong answer, and a report of them.

@@ -1,161 +1,248 @@
-//! Checks of a store under concurrent charges.
+//! Checks of a store under concurrent charges, from two handles at once.
 
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
 use super::Job;
+use super::nodes::Nodes;
 use tower_fixed_window::{Key, Limit, Limiter, Limits, Line, ManualClock, Quota, Quotas, Store};
 
 const THREADS: u64 = 4;
 const NOW_MS: u64 = 1_700_000_040_000;
 
-/// Runs a job on several threads at once.
-fn race<'a>(
-    block_on: &(impl Fn(Job<'_>) + Send + Sync),
-    job: impl Fn(u64) -> Job<'a> + Send + Sync,
-) {
-    thread::scope(|scope| {
-        for i in 0..THREADS {
-            let job = &job;
-            scope.spawn(move || block_on(job(i)));
-        }
-    });
+/// Threads that call two handles of the same, new counters.
+pub(super) struct Race<'a, S, B> {
+    nodes: Nodes<S>,
+    clock: ManualClock,
+    block_on: &'a B,
 }
 
-/// Exactly the limit passes in each window, under concurrency (S7).
-pub(super) fn exact<S: Store>(
-    new: &impl Fn(ManualClock) -> S,
-    block_on: &(impl Fn(Job<'_>) + Send + Sync),
-) {
-    let clock = ManualClock::at_ms(NOW_MS);
-    let limiter = limiter(Quota::per_minute(10).into(), new, &clock);
-    for window in 0..20 {
-        let passed = AtomicU64::new(0);
-        race(block_on, |_| {
-            Box::pin(async {
-                for _ in 0..10 {
-                    let decision = limiter.check("one").await.expect("the store answers");
-                    passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
-                }
-            })
-        });
-        assert_eq!(passed.into_inner(), 10, "of a limit of 10, in window {window}");
-        clock.advance(Duration::from_secs(60));
+impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
+    pub(super) fn new(new: &impl Fn(ManualClock) -> [S; 2], block_on: &'a B) -> Self {
+        let clock = ManualClock::at_ms(NOW_MS);
+        Self { nodes: Nodes::new(new, clock.clone()), clock, block_on }
     }
-}
 
-/// A refusal by one quota takes nothing from another (S6).
-pub(super) fn all_or_nothing<S: Store>(
-    new: &impl Fn(ManualClock) -> S,
-    block_on: &(impl Fn(Job<'_>) + Send + Sync),
-) {
-    let clock = ManualClock::at_ms(NOW_MS);
-    let limiter = limiter(Quota::per_minute(33).and(Quota::per_hour(50)), new, &clock);
-    let passed = AtomicU64::new(0);
-    for _ in 0..2 {
-        race(block_on, |_| {
-            Box::pin(async {
+    /// Runs a job on several threads at once, each with a limiter on one of the handles.
+    fn run<'j>(&self, quotas: &Quotas, job: impl Fn(u64, Limiter) -> Job<'j> + Send + Sync) {
+        thread::scope(|scope| {
+            for i in 0..THREADS {
+                let (job, block_on) = (&job, self.block_on);
+                let limiter = Limit::new(*quotas).name("race").store(self.nodes.handle(i));
+                scope.spawn(move || block_on(job(i, limiter)));
+            }
+        });
+    }
+
+    /// The tokens that each handle shows as used, which are the same.
+    fn used(&self, quotas: &Quotas, key: impl Into<Key>) -> u64 {
+        let (key, shown) = (key.into(), Mutex::new(Vec::new()));
+        for i in 0..2 {
+            let limiter = Limit::new(*quotas).name("race").store(self.nodes.handle(i));
+            (self.block_on)(Box::pin(async {
+                let usage = limiter.peek(key.clone()).await.expect("the store answers");
+                shown.lock().expect("no panic").push(usage.used());
+            }));
+        }
+        let shown = shown.into_inner().expect("no panic");
+        assert_eq!(shown[0], shown[1], "two handles of one counter show different counts");
+        shown[0]
+    }
+
+    /// Exactly the limit passes in each window, under concurrency (S7).
+    pub(super) fn exact(&self) {
+        let quotas = Quota::per_minute(10).into();
+        for window in 0..20 {
+            let passed = &AtomicU64::new(0);
+            self.run(&quotas, |_, limiter| {
+                Box::pin(async move {
+                    for _ in 0..10 {
+                        let decision = limiter.check("one").await.expect("the store answers");
+                        passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
+                    }
+                })
+            });
+            let passed = passed.load(Ordering::SeqCst);
+            assert_eq!(passed, 10, "of a limit of 10, in window {window}");
+            assert_eq!(self.used(&quotas, "one"), 10, "what passed is what is counted");
+            self.clock.advance(Duration::from_secs(60));
+        }
+    }
+
+    /// The first charges of a key meet: there is nothing yet that they could lock (S7).
+    pub(super) fn first_charges(&self) {
+        let quotas = Quota::per_minute(2).into();
+        for key in 0..60_u64 {
+            let passed = &AtomicU64::new(0);
+            self.run(&quotas, |_, limiter| {
+                Box::pin(async move {
+                    let decision = limiter.check(("new", key)).await.expect("the store answers");
+                    passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
+                })
+            });
+            let passed = passed.load(Ordering::SeqCst);
+            assert_eq!(passed, 2, "of a limit of 2, among the first charges of a key");
+            self.clock.advance(Duration::from_secs(60));
+        }
+    }
+
+    /// Charges that are made at the same time, by one handle and by two, each get their own answer,
+    /// whether or not the store sends them together.
+    pub(super) fn own_answers(&self) {
+        for round in 0..20_u64 {
+            self.run(&Quota::per_minute(1).into(), |thread, limiter| {
+                Box::pin(async move {
+                    let limiters =
+                        (1..=4).map(|limit| limiter.with_quotas(Quota::per_minute(limit)));
+                    let limiters: Vec<_> = limiters.collect();
+                    let key = |limit| Key::from((thread, round, limit));
+                    let asked = limiters.iter().zip(1..).map(|(limiter, limit)| {
+                        Box::pin(async move {
+                            let answer = limiter.check_cost(key(limit), limit).await;
+                            let decision = answer.expect("the store answers");
+                            let got = (decision.limit(), decision.used(), decision.allowed());
+                            assert_eq!(got, (limit, limit, true), "another charge's answer");
+                        }) as Job<'_>
+                    });
+                    all(asked.collect()).await;
+                })
+            });
+            self.clock.advance(Duration::from_secs(60));
+        }
+    }
+
+    /// A refusal by one quota takes nothing from another (S6).
+    pub(super) fn all_or_nothing(&self) {
+        let quotas = Quota::per_minute(33).and(Quota::per_hour(50));
+        let passed = &AtomicU64::new(0);
+        for _ in 0..2 {
+            self.run(&quotas, |_, limiter| {
+                Box::pin(async move {
+                    for _ in 0..40 {
+                        let decision = limiter.check("all").await.expect("the store answers");
+                        passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
+                        let used: Vec<_> = decision.usage().iter().map(|s| s.used()).collect();
+                        let fit = used[0] <= 33 && used[1] <= 50 && used[0] <= used[1];
+                        assert!(fit, "used {used:?}");
+                    }
+                })
+            });
+            self.clock.advance(Duration::from_secs(60));
+        }
+        // 33 pass in the first minute, then the rest of the hour's quota: fewer, if the hour had
+        // counted a refusal.
+        let passed = passed.load(Ordering::SeqCst);
+        assert_eq!(passed, 50, "of 33 a minute and 50 an hour, in two minutes");
+    }
+
+    /// A refusal by one limit takes nothing from another, whatever their order (S37).
+    pub(super) fn all_limits_or_none(&self, in_one_step: bool) {
+        let limits = |thread| {
+            let limits = ["few", "many"].into_iter().zip([33, 50]);
+            let limits = limits.map(|(name, limit)| Quota::per_hour(limit).name(name));
+            Limits::new(limits).store(self.nodes.handle(thread))
+        };
+        let limits = [limits(0), limits(1)];
+        // Two keys of one limit, and one key of the other limit, which both charges share.
+        let passed = [AtomicU64::new(0), AtomicU64::new(0)];
+        self.run(&Quota::per_minute(1).into(), |thread, _| {
+            let passed = &passed[thread as usize % 2];
+            let mut lines = [Line::new("few", thread % 2, 1), Line::new("many", "all", 1)];
+            if thread > 1 {
+                lines.reverse();
+            }
+            // Each key is charged through both handles.
+            let limits = &limits[thread as usize / 2];
+            Box::pin(async move {
                 for _ in 0..40 {
-                    let decision = limiter.check("one").await.expect("the store answers");
+                    let decision = limits.check(&lines).await.expect("the store answers");
                     passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
-                    let used: Vec<_> = decision.usage().iter().map(|s| s.used()).collect();
-                    assert!(used[0] <= 33 && used[1] <= 50 && used[0] <= used[1], "used {used:?}");
                 }
             })
         });
-        clock.advance(Duration::from_secs(60));
+        let passed = passed.map(AtomicU64::into_inner);
+        let used = Mutex::new([0; 3]);
+        (self.block_on)(Box::pin(async {
+            let of = |name, key: Key| limits[0].of(name).peek(key);
+            let replies = [of("few", 0.into()), of("few", 1.into()), of("many", "all".into())];
+            for (i, reply) in replies.into_iter().enumerate() {
+                let standing = reply.await.expect("the store answers");
+                used.lock().expect("no panic")[i] = standing.used();
+            }
+        }));
+        let used = used.into_inner().expect("no panic");
+        assert!(passed.iter().all(|passed| *passed <= 33), "{passed:?} passed, of 33 each");
+        assert!(passed[0] + passed[1] <= 50, "{passed:?} passed, of 50 together");
+        // If limits are charged one after the other, a request may be refused for tokens that are
+        // returned a moment later.
+        let all_passed = passed[0] + passed[1] == 50;
+        assert!(!in_one_step || all_passed, "{passed:?} passed, of 50 together");
+        let counted = [passed[0], passed[1], passed[0] + passed[1]];
+        assert_eq!(used, counted, "what passed is what is counted");
     }
-    // 33 pass in the first minute, then the rest of the hour's quota: fewer, if the hour had
-    // counted a refusal.
-    assert_eq!(passed.into_inner(), 50, "of 33 a minute and 50 an hour, in two minutes");
-}
 
-/// A refusal by one limit takes nothing from another, whatever their order (S37).
-pub(super) fn all_limits_or_none<S: Store>(
-    new: &impl Fn(ManualClock) -> S,
-    block_on: &(impl Fn(Job<'_>) + Send + Sync),
-    in_one_step: bool,
-) {
-    let clock = ManualClock::at_ms(NOW_MS);
-    let limits = ["few", "many"].into_iter().zip([33, 50]);
-    let limits = limits.map(|(name, limit)| Quota::per_hour(limit).name(name));
-    let limits = Limits::new(limits).store(new(clock.clone()));
-    // Two keys of one limit, and one key of the other limit, which both charges share.
-    let passed = [AtomicU64::new(0), AtomicU64::new(0)];
-    race(block_on, |thread| {
-        let passed = &passed[thread as usize % 2];
-        let mut lines = [Line::new("few", thread % 2, 1), Line::new("many", "all", 1)];
-        if thread > 1 {
-            lines.reverse();
-        }
-        let limits = &limits;
-        Box::pin(async move {
-            for _ in 0..40 {
-                let decision = limits.check(&lines).await.expect("the store answers");
-                passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
-            }
-        })
-    });
-    let passed = passed.map(AtomicU64::into_inner);
-    let used = Mutex::new([0; 3]);
-    block_on(Box::pin(async {
-        let of = |name, key: Key| limits.of(name).peek(key);
-        let replies = [of("few", 0.into()), of("few", 1.into()), of("many", "all".into())];
-        for (i, reply) in replies.into_iter().enumerate() {
-            let standing = reply.await.expect("the store answers");
-            used.lock().expect("no panic")[i] = standing.used();
-        }
-    }));
-    let used = used.into_inner().expect("no panic");
-    assert!(passed.iter().all(|passed| *passed <= 33), "{passed:?} passed, of 33 each");
-    assert!(passed[0] + passed[1] <= 50, "{passed:?} passed, of 50 together");
-    // If limits are charged one after the other, a request may be refused for tokens that are
-    // returned a moment later.
-    assert!(!in_one_step || passed[0] + passed[1] == 50, "{passed:?} passed, of 50 together");
-    let counted = [passed[0], passed[1], passed[0] + passed[1]];
-    assert_eq!(used, counted, "what passed is what is counted");
-}
-
-/// Returned tokens can be taken again, once (S14).
-pub(super) fn refunds_once<S: Store>(
-    new: &impl Fn(ManualClock) -> S,
-    block_on: &(impl Fn(Job<'_>) + Send + Sync),
-) {
-    let clock = ManualClock::at_ms(NOW_MS);
-    let limiter = limiter(Quota::per_minute(100).into(), new, &clock);
-    let kept = AtomicU64::new(0);
-    let order = Mutex::new(0_u64);
-    race(block_on, |_| {
-        Box::pin(async {
-            for _ in 0..100 {
-                let charged = limiter.charge("one", 1).await.expect("the store answers");
-                let Ok(receipt) = charged else { continue };
-                let every_second = {
-                    let mut order = order.lock().expect("no panic");
-                    *order += 1;
-                    (*order).is_multiple_of(2)
-                };
-                if every_second {
-                    limiter.refund(receipt).await.expect("the store answers");
-                } else {
-                    kept.fetch_add(1, Ordering::SeqCst);
+    /// Returned tokens can be taken again, once (S14), by either handle.
+    pub(super) fn refunds_once(&self) {
+        let quotas = Quota::per_minute(100).into();
+        let (kept, order) = (&AtomicU64::new(0), &AtomicU64::new(0));
+        self.run(&quotas, |_, limiter| {
+            Box::pin(async move {
+                for _ in 0..100 {
+                    let charged = limiter.charge("refunds", 1).await.expect("the store answers");
+                    let Ok(receipt) = charged else { continue };
+                    if order.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
+                        limiter.refund(receipt).await.expect("the store answers");
+                    } else {
+                        kept.fetch_add(1, Ordering::SeqCst);
+                    }
                 }
-            }
-        })
-    });
-    let used = std::sync::OnceLock::new();
-    block_on(Box::pin(async {
-        let _ = used.set(limiter.peek("one").await.expect("the store answers").used());
-    }));
-    assert_eq!(used.into_inner(), Some(kept.into_inner()), "what was kept is what is counted");
+            })
+        });
+        let kept = kept.load(Ordering::SeqCst);
+        assert_eq!(self.used(&quotas, "refunds"), kept, "what was kept is what is counted");
+    }
+
+    /// A reset while others charge forgets what was before it, and nothing that came after (S12).
+    pub(super) fn resets(&self) {
+        let quotas = Quota::per_minute(1_000).into();
+        for round in 0..10_u64 {
+            let key = &Key::from(("reset", round));
+            let since = &AtomicU64::new(0);
+            self.run(&quotas, |thread, limiter| {
+                Box::pin(async move {
+                    for _ in 0..10 {
+                        if thread == 0 && since.load(Ordering::SeqCst) == 0 {
+                            limiter.reset(key.clone()).await.expect("the store answers");
+                            since.store(1, Ordering::SeqCst);
+                        }
+                        let is_after = since.load(Ordering::SeqCst) > 0;
+                        let decision = limiter.check(key.clone()).await;
+                        assert!(decision.expect("the store answers").allowed());
+                        if is_after {
+                            since.fetch_add(1, Ordering::SeqCst);
+                        }
+                    }
+                })
+            });
+            let since = since.load(Ordering::SeqCst) - 1;
+            let used = self.used(&quotas, key.clone());
+            self.clock.advance(Duration::from_secs(60));
+            assert!(used >= since, "{since} passed after a reset, and {used} are counted");
+            assert!(used <= 10 * THREADS, "{used} are counted of {}", 10 * THREADS);
+        }
+    }
 }
 
-fn limiter<S: Store>(
-    quotas: Quotas,
-    new: &impl Fn(ManualClock) -> S,
-    clock: &ManualClock,
-) -> Limiter {
-    Limit::new(quotas).name("race").store(new(clock.clone()))
+/// Waits for all of them at the same time.
+async fn all(mut jobs: Vec<Job<'_>>) {
+    poll_fn(|cx| {
+        jobs.retain_mut(|job| Pin::new(job).poll(cx).is_pending());
+        if jobs.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }

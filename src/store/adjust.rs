@@ -109,6 +109,8 @@ impl<'a> Adjust<'a> {
     ) -> Vec<(&'a Quota, State)> {
         let now = instant(now);
         let windows = self.account.windows(|_, quota| self.account.window(now, quota, &mut load));
+        #[cfg(feature = "testing")]
+        crate::sync::held_up::wait();
         let writes = self.account.quotas.iter().zip(self.apply_over(now, &windows));
         writes.filter_map(|(quota, state)| Some((quota, state?))).collect()
     }

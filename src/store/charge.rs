@@ -231,6 +231,8 @@ impl<'a> Charge<'a> {
             (account.windows(|i, quota| account.window(now, quota, |_| states[i])), states)
         };
         let loaded: Vec<([_; Quotas::MAX], _)> = self.lines().map(load).collect();
+        #[cfg(feature = "testing")]
+        crate::sync::held_up::wait();
         let seen = loaded.iter().map(|(windows, states)| (&windows[..], Some(states)));
         let mut writes = Vec::new();
         let decision = self.decide_over(now, seen, |place, states| {

@@ -1,8 +1,12 @@
 //! The suite for stores: memory passes it, and a store with a fault does not.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
+use std::mem;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 
 use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State, Store};
 use tower_fixed_window::testing::block_on;
@@ -59,20 +63,70 @@ enum Fault {
     ChargesLimitsInTwoSteps,
     WritesTheFirstLimitOnly,
     AClockThatNeverStepsBack,
+    // Of one handle, these are right.
+    LocksForEachHandle,
+    /// As `SELECT .. FOR UPDATE` does.
+    LocksOnlyWhatIsThere,
+    RemembersStatesInEachHandle,
+    ReadsTheNodesClock,
+    ReadsAStaleCopy,
+    LosesRefundsBetweenNodes,
+    ResetsForOneHandle,
+    RetriesAConflictTwice,
+    SetsTheExpiryOnce,
+    AnswersInTheWrongOrder,
 }
 
 struct Faulty {
     fault: Fault,
+    /// Which of the two.
+    handle: usize,
+    shared: Arc<Shared>,
+}
+
+/// What two handles share.
+struct Shared {
     clock: ManualClock,
     states: Mutex<HashMap<String, State>>,
     latest: Mutex<u64>,
     /// The counters that were charged last.
     last: Mutex<Vec<String>>,
+    locks: [Mutex<()>; 2],
+    /// What a handle sees in place of the states.
+    seen: [Mutex<HashMap<String, State>>; 2],
+    /// Which handle wrote a state, and when it expires since the first write.
+    written: Mutex<HashMap<String, (usize, i64)>>,
+    waiting: [Mutex<Vec<Decision>>; 2],
+}
+
+impl Deref for Faulty {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Faulty {
+    /// What a correct store does in one step.
+    fn step(&self, is_there: impl FnOnce() -> bool) -> Option<MutexGuard<'_, ()>> {
+        match self.fault {
+            Fault::LocksForEachHandle => Some(lock(&self.locks[self.handle])),
+            Fault::LocksOnlyWhatIsThere if !is_there() => None,
+            Fault::RetriesAConflictTwice => None,
+            _ => Some(lock(&STEP)),
+        }
+    }
+
     fn now(&self) -> u64 {
-        let mut latest = self.latest.lock().expect("no panic");
+        if self.fault == Fault::ReadsTheNodesClock && self.handle == 1 {
+            return self.clock.now_ms() + 30_000;
+        }
+        let mut latest = lock(&self.latest);
         *latest = match self.fault {
             Fault::AClockThatNeverStepsBack => self.clock.now_ms().max(*latest),
             _ => self.clock.now_ms(),
@@ -105,7 +159,11 @@ impl Faulty {
     }
 
     fn load(&self, account: &Account<'_>, quota: &Quota, now: u64) -> Option<State> {
-        let mut state = *self.states.lock().expect("no panic").get(&self.id(account, quota))?;
+        let id = self.id(account, quota);
+        if let Some(state) = lock(&self.seen[self.handle]).get(&id) {
+            return Some(*state);
+        }
+        let mut state = *lock(&self.states).get(&id)?;
         let end = state.start + quota.window().as_millis() as i64;
         match self.fault {
             Fault::ForgetsAtTheWindowsEnd if now as i64 >= end => return None,
@@ -116,24 +174,61 @@ impl Faulty {
             }
             Fault::ForgetsWhatIsRefundedToNothing if state.used == 0 => return None,
             Fault::NeverForgets => state.until = i64::MAX / 4,
+            Fault::SetsTheExpiryOnce if now as i64 >= lock(&self.written)[&id].1 => return None,
             _ => {}
         }
         Some(state)
     }
 
     fn save(&self, account: &Account<'_>, quota: &Quota, state: State) {
-        self.states.lock().expect("no panic").insert(self.id(account, quota), state);
+        let id = self.id(account, quota);
+        let before = lock(&self.states).insert(id.clone(), state);
+        match self.fault {
+            Fault::RemembersStatesInEachHandle => {
+                lock(&self.seen[self.handle]).insert(id.clone(), state);
+            }
+            Fault::ReadsAStaleCopy => {
+                let stale = before.unwrap_or(self::state(state.start, 0, state.until));
+                lock(&self.seen[1 - self.handle]).insert(id.clone(), stale);
+                lock(&self.seen[self.handle]).remove(&id);
+            }
+            Fault::ResetsForOneHandle => _ = lock(&self.seen[self.handle]).remove(&id),
+            _ => {}
+        }
+        let mut written = lock(&self.written);
+        let (by, expires) = written.entry(id).or_insert((self.handle, state.until));
+        *by = self.handle;
+        if self.now() as i64 >= *expires {
+            *expires = state.until;
+        }
     }
 
     fn decide(&self, charge: Charge<'_>, now: u64) -> Decision {
         let account = charge.account();
-        let (decision, writes) = charge.decide(now, |of, quota| self.load(of, quota, now));
-        if self.fault == Fault::ChargesInTwoSteps {
-            (0..20).for_each(|_| std::thread::yield_now());
+        let seen = Mutex::new(Vec::new());
+        let (decision, writes) = charge.decide(now, |of, quota| {
+            let state = self.load(of, quota, now);
+            lock(&seen).push((self.id(of, quota), state));
+            state
+        });
+        if self.fault == Fault::RetriesAConflictTwice && !writes.is_empty() {
+            let _step = lock(&STEP);
+            let states = lock(&self.states).clone();
+            let is_same = |(id, state): &(String, Option<State>)| states.get(id) == state.as_ref();
+            if !lock(&seen).iter().all(is_same) {
+                // The first attempt is taken for undone.
+                let again = || charge.decide(now, |of, quota| self.load(of, quota, now));
+                again().1.iter().for_each(|(of, quota, state)| self.save(of, quota, *state));
+                let (decision, writes) = again();
+                writes.iter().for_each(|(of, quota, state)| self.save(of, quota, *state));
+                return decision;
+            }
+            writes.iter().for_each(|(of, quota, state)| self.save(of, quota, *state));
+            return decision;
         }
         if !writes.is_empty() {
             let counters = account.quotas().into_iter().map(|quota| quota.counter().to_string());
-            *self.last.lock().expect("no panic") = counters.collect();
+            *lock(&self.last) = counters.collect();
         }
         for (_, quota, state) in writes {
             self.save(&account, quota, state);
@@ -149,13 +244,9 @@ impl Faulty {
     fn charge_lines(&self, charge: Charge<'_>) -> Decision {
         use Fault::{ChargesLimitByLimit, ChargesLimitsInTwoSteps, WritesTheFirstLimitOnly};
 
-        let _step = (self.fault != ChargesLimitsInTwoSteps)
-            .then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
+        let _step = (self.fault != ChargesLimitsInTwoSteps).then(|| lock(&STEP));
         let now = self.now();
         let (decision, writes) = charge.decide(now, |of, quota| self.load(of, quota, now));
-        if self.fault == ChargesLimitsInTwoSteps {
-            (0..20).for_each(|_| std::thread::yield_now());
-        }
         if self.fault == ChargesLimitByLimit && !decision.allowed() {
             for (account, cost) in charge.lines() {
                 let _ = self.decide(Charge::new(account, cost), now);
@@ -180,10 +271,13 @@ impl Store for Faulty {
         if charge.lines().len() > 1 {
             return Reply::now(self.charge_lines(charge));
         }
-        let _step = (self.fault != Fault::ChargesInTwoSteps)
-            .then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
-        let now = self.now();
         let account = charge.account();
+        let is_there = || {
+            let states = lock(&self.states);
+            account.quotas().into_iter().all(|quota| states.contains_key(&self.id(&account, quota)))
+        };
+        let _step = if self.fault == Fault::ChargesInTwoSteps { None } else { self.step(is_there) };
+        let now = self.now();
         let plain = |cost| match charge.may_reserve() {
             false => Charge::new(account, cost),
             true => Charge::new(account, cost).reserving(),
@@ -191,7 +285,7 @@ impl Store for Faulty {
         let again = |charge: Charge<'_>, peek: bool| {
             self.decide(if peek { charge.peeking() } else { charge }, now)
         };
-        Reply::now(match self.fault {
+        let decision = match self.fault {
             Fault::ChargesQuotaByQuota if !charge.is_peek() => {
                 let decision = charge.peeking();
                 let decision = decision.decide(now, |of, quota| self.load(of, quota, now)).0;
@@ -233,7 +327,21 @@ impl Store for Faulty {
             Fault::NeverReserves => again(Charge::new(account, charge.cost()), charge.is_peek()),
             Fault::AlwaysReserves => self.decide(charge.reserving(), now),
             _ => self.decide(charge, now),
-        })
+        };
+        if self.fault != Fault::AnswersInTheWrongOrder {
+            return Reply::now(decision);
+        }
+        // Of the charges that wait together, the last one gets the first answer.
+        let (shared, handle) = (Arc::clone(&self.shared), self.handle);
+        lock(&shared.waiting[handle]).push(decision);
+        let mut has_waited = false;
+        Reply::later(poll_fn(move |cx| {
+            if !mem::replace(&mut has_waited, true) {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Poll::Ready(Ok(lock(&shared.waiting[handle]).pop().expect("an answer")))
+        }))
     }
 
     /// Stores with other faults charge in order.
@@ -248,9 +356,18 @@ impl Store for Faulty {
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         let two_steps = [Fault::ChargesInTwoSteps, Fault::AdjustsInTwoSteps].contains(&self.fault);
-        let _step = (!two_steps).then(|| STEP.lock().unwrap_or_else(|step| step.into_inner()));
+        let _step = (!two_steps).then(|| match self.fault {
+            Fault::LocksForEachHandle => lock(&self.locks[self.handle]),
+            _ => lock(&STEP),
+        });
         let now = self.now();
         let account = adjust.account();
+        if self.fault == Fault::LosesRefundsBetweenNodes && adjust.is_refund() {
+            let first = self.id(&account, &account.quotas().as_ref()[0]);
+            if lock(&self.written).get(&first).is_some_and(|(by, _)| *by != self.handle) {
+                return Reply::now(());
+            }
+        }
         let times = match self.fault {
             Fault::RefundsTwice if adjust.is_refund() => 2,
             Fault::RefundsNothing if adjust.is_refund() => 0,
@@ -268,9 +385,6 @@ impl Store for Faulty {
                     _ => state,
                 }
             });
-            if self.fault == Fault::AdjustsInTwoSteps {
-                (0..20).for_each(|_| std::thread::yield_now());
-            }
             for (quota, state) in writes {
                 self.save(&account, quota, state);
             }
@@ -279,7 +393,11 @@ impl Store for Faulty {
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let mut states = self.states.lock().expect("no panic");
+        let _step = lock(&STEP);
+        let mut states = lock(&self.states);
+        if self.fault == Fault::ResetsForOneHandle {
+            lock(&self.seen[1 - self.handle]).extend(states.clone());
+        }
         let key = key.readable().to_string();
         let (scope, of_key) = (format!("{} ", scope.name()), format!("{} {key} ", scope.name()));
         let pattern = format!("{scope}{}", key.replace("%2A", ""));
@@ -293,7 +411,7 @@ impl Store for Faulty {
                 first.and_then(|id| states.remove(&id));
             }
             Fault::ResetsTheQuotasChargedLast => {
-                for counter in &*self.last.lock().expect("no panic") {
+                for counter in &*lock(&self.last) {
                     states.remove(&format!("{of_key}{counter}"));
                 }
             }
@@ -304,21 +422,32 @@ impl Store for Faulty {
 }
 
 fn suite(fault: Fault) {
-    let new = |clock: ManualClock| Faulty {
-        fault,
-        clock,
-        states: Mutex::default(),
-        latest: Mutex::default(),
-        last: Mutex::default(),
+    let new = |clock: ManualClock| {
+        let shared = Arc::new(Shared {
+            clock,
+            states: Mutex::default(),
+            latest: Mutex::default(),
+            last: Mutex::default(),
+            locks: Default::default(),
+            seen: Default::default(),
+            written: Mutex::default(),
+            waiting: Default::default(),
+        });
+        [0, 1].map(|handle| Faulty { fault, handle, shared: Arc::clone(&shared) })
     };
     conformance(new, |job| block_on(job));
 }
 
+/// Memory is of one process, so its two handles are clones.
+fn in_memory(max_keys: usize, clock: ManualClock) -> [MemoryStore; 2] {
+    let store = MemoryStore::with_max_keys(max_keys).clock(clock);
+    [store.clone(), store]
+}
+
 #[test]
 fn memory_passes_the_suite_at_every_size() {
-    conformance(|clock| MemoryStore::new().clock(clock), |job| block_on(job));
-    for max_keys in [100, 10_000] {
-        conformance(|clock| MemoryStore::with_max_keys(max_keys).clock(clock), |job| block_on(job));
+    for max_keys in [1_000_000, 100, 10_000] {
+        conformance(|clock| in_memory(max_keys, clock), |job| block_on(job));
     }
 }
 
@@ -390,6 +519,16 @@ mod the_suite_refuses_a_store_that {
         charges_limits_in_two_steps: ChargesLimitsInTwoSteps,
         writes_the_first_limit_only: WritesTheFirstLimitOnly,
         has_a_clock_that_never_steps_back: AClockThatNeverStepsBack,
+        locks_for_each_handle: LocksForEachHandle,
+        locks_only_what_is_there: LocksOnlyWhatIsThere,
+        remembers_states_in_each_handle: RemembersStatesInEachHandle,
+        reads_the_nodes_clock: ReadsTheNodesClock,
+        reads_a_stale_copy: ReadsAStaleCopy,
+        loses_refunds_between_nodes: LosesRefundsBetweenNodes,
+        resets_for_one_handle: ResetsForOneHandle,
+        retries_a_conflict_twice: RetriesAConflictTwice,
+        sets_the_expiry_once: SetsTheExpiryOnce,
+        answers_in_the_wrong_order: AnswersInTheWrongOrder,
     }
 }
 

@@ -54,17 +54,27 @@ async fn the_time_of_the_store_is_that_of_its_clock() {
     assert_eq!(store.clock(clock).now_ms(), 1_700_000_000_000);
 }
 
+/// Two nodes have a connection each, and remember no refusals; two handles of one store do.
 fn passes_the_suite<S: Store>(server: &Server, with: impl Fn(RedisStore) -> S + Send + Sync) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let connection = runtime.block_on(connect(&server.url()));
+    let connections = [(); 2].map(|()| runtime.block_on(connect(&server.url())));
     let next = AtomicU64::new(0);
-    conformance(
-        |clock| {
-            // Empty: nobody has had this prefix.
-            let prefix = format!("t{}", next.fetch_add(1, Ordering::Relaxed));
-            let store = RedisStore::from(connection.clone()).prefix(&prefix).clock(clock);
-            with(store.deadline(Duration::from_secs(20)))
-        },
-        |job| runtime.block_on(job),
-    );
+    let store = |connection: &MultiplexedConnection, clock| {
+        // Empty: nobody has had this prefix.
+        let prefix = format!("t{}", next.load(Ordering::Relaxed));
+        let store = RedisStore::from(connection.clone()).prefix(&prefix).clock(clock);
+        store.deadline(Duration::from_secs(20))
+    };
+    let nodes = |clock: ManualClock| {
+        next.fetch_add(1, Ordering::Relaxed);
+        let node = |connection| store(connection, clock.clone()).remember_refusals(Duration::ZERO);
+        connections.each_ref().map(node).map(&with)
+    };
+    conformance(nodes, |job| runtime.block_on(job));
+    let one_node = |clock: ManualClock| {
+        next.fetch_add(1, Ordering::Relaxed);
+        let store = store(&connections[0], clock);
+        [store.clone(), store].map(&with)
+    };
+    conformance(one_node, |job| runtime.block_on(job));
 }
