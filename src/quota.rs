@@ -509,7 +509,7 @@ impl Quota {
         }
     }
 
-    const fn same_counter(&self, other: &Quota) -> bool {
+    pub(crate) const fn same_counter(&self, other: &Quota) -> bool {
         self.window == other.window
             && match (self.anchor, other.anchor) {
                 (Anchor::Grid { offset: a }, Anchor::Grid { offset: b }) => a == b,

@@ -20,6 +20,8 @@ mod redis;
 mod remote;
 mod reply;
 mod sharded;
+#[cfg(feature = "tokio")]
+mod shared;
 mod table;
 
 pub use account::{Account, Scope};
@@ -32,6 +34,9 @@ pub use memory::MemoryStore;
 pub use redis::RedisStore;
 pub use remote::Remote;
 pub use reply::{OnStoreFailure, Reply, StoreError};
+#[cfg(feature = "tokio")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
+pub use shared::{CounterId, Counters, Shared, Write};
 
 pub use crate::window::State;
 

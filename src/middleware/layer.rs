@@ -13,7 +13,7 @@ use tower_layer::Layer;
 
 use super::headers::Headers;
 use super::rejection::{Grpc, ProblemJson, Rejection};
-use super::service::{FixedWindow, Shared};
+use super::service::{FixedWindow, SharedSettings};
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::limits::{IntoLimits, Limits};
@@ -434,7 +434,7 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
             Arc::new(Queue { lines, limits, most, max_wait })
         });
         let (reject, marked) = (Arc::clone(&self.reject), Default::default());
-        let shared = Shared { limits, options, queue, reject, marked };
+        let shared = SharedSettings { limits, options, queue, reject, marked };
         FixedWindow::new(inner, shared)
     }
 }

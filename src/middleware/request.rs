@@ -24,7 +24,7 @@ use http::{Extensions, Response};
 use super::cost::TrueCost;
 use super::headers::is_refused_inside;
 use super::rejection::{Reason, Reject, Rejection};
-use super::service::{Current, Settings, Shared};
+use super::service::{Current, Settings, SharedSettings};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
 use crate::limits::{ChargedLine, Limiter, observe};
@@ -104,7 +104,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    pub(crate) fn shared(&self) -> &Shared<J> {
+    pub(crate) fn shared(&self) -> &SharedSettings<J> {
         &self.current.shared
     }
 

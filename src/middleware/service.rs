@@ -48,7 +48,7 @@ pub struct FixedWindow<S, J = ProblemJson> { // no Service? Write `.reject(Empty
 }
 
 impl<S, J> FixedWindow<S, J> {
-    pub(crate) fn new(inner: S, shared: Shared<J>) -> Self {
+    pub(crate) fn new(inner: S, shared: SharedSettings<J>) -> Self {
         Self { inner, lanes: Arc::new(Lanes::new(shared)) }
     }
 }
@@ -89,7 +89,7 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
     }
 }
 
-pub(crate) struct Shared<J> {
+pub(crate) struct SharedSettings<J> {
     pub(crate) limits: Limits,
     pub(crate) options: Options,
     pub(crate) queue: Option<Arc<Queue>>,
@@ -100,14 +100,14 @@ pub(crate) struct Shared<J> {
 
 /// The layer's state and the quotas in force. A request holds one `Arc` of it.
 pub(crate) struct Current<J> {
-    pub(crate) shared: Arc<Shared<J>>,
+    pub(crate) shared: Arc<SharedSettings<J>>,
     pub(crate) settings: Settings,
     others: Box<[Settings]>,
 }
 
 impl<J> Current<J> {
     #[cold]
-    pub(crate) fn new(shared: &Arc<Shared<J>>) -> Arc<Self> {
+    pub(crate) fn new(shared: &Arc<SharedSettings<J>>) -> Arc<Self> {
         let mut all = shared.limits.iter().map(|limiter| Settings::new(limiter, &shared.options));
         Arc::new(Self {
             settings: all.next().expect("a layer has a limit"),
@@ -182,7 +182,7 @@ impl Settings {
 /// A [`Current`] for each thread that can run at a time: requests on different threads share no
 /// memory that they write, such as reference counts and prepared header values.
 pub(crate) struct Lanes<J> {
-    shared: Arc<Shared<J>>,
+    shared: Arc<SharedSettings<J>>,
     lanes: Box<[Lane<J>]>,
 }
 
@@ -196,7 +196,7 @@ struct Lane<J> {
 
 impl<J> Lane<J> {
     #[cold]
-    fn renew(&self, shared: &Arc<Shared<J>>) -> Arc<Current<J>> {
+    fn renew(&self, shared: &Arc<SharedSettings<J>>) -> Arc<Current<J>> {
         let first = self.first.get_or_init(|| Current::new(shared));
         if first.is_current_now() {
             return Arc::clone(first);
@@ -210,7 +210,7 @@ impl<J> Lane<J> {
 }
 
 impl<J> Lanes<J> {
-    pub(crate) fn new(shared: Shared<J>) -> Self {
+    pub(crate) fn new(shared: SharedSettings<J>) -> Self {
         let lane = || Lane { first: OnceLock::new(), changed: Mutex::new(None) };
         Self { shared: Arc::new(shared), lanes: (0..threads()).map(|_| lane()).collect() }
     }
@@ -259,7 +259,7 @@ impl Clone for Charges {
     }
 }
 
-impl<J> Shared<J> {
+impl<J> SharedSettings<J> {
     #[inline]
     pub(crate) fn marks(&self) -> bool {
         self.marked.load(Ordering::Relaxed) < MARKED

@@ -160,7 +160,7 @@ pub(crate) fn instant(now: u64) -> i64 {
 pub struct Scope(Arc<Named>);
 
 struct Named {
-    name: Box<str>,
+    name: Arc<str>,
     limit_name: LimitName,
     id: u64,
     meters: Meters,
@@ -196,6 +196,11 @@ impl Scope {
     fn new(name: &str, id: u64) -> Self {
         let (limit_name, meters) = (LimitName::of(name), Meters::default());
         Self(Arc::new(Named { name: name.into(), limit_name, id, meters }))
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(super) fn shared_name(&self) -> Arc<str> {
+        Arc::clone(&self.0.name)
     }
 
     /// Returns the name: empty if the scope has none.

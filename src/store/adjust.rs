@@ -107,12 +107,26 @@ impl<'a> Adjust<'a> {
         now: u64,
         mut load: impl FnMut(&Quota) -> Option<State>,
     ) -> Vec<(&'a Quota, State)> {
+        let mut quotas = self.account.quotas.as_slice().iter();
+        let writes = self.apply_in_order(now, || quotas.next().and_then(&mut load));
+        let writes = self.account.quotas.iter().zip(writes);
+        writes.filter_map(|(quota, state)| Some((quota, state?))).collect()
+    }
+
+    /// Loads the state of each quota in order, once, and returns what to write in the same order.
+    pub(super) fn apply_in_order(
+        &self,
+        now: u64,
+        mut load: impl FnMut() -> Option<State>,
+    ) -> Vec<Option<State>> {
         let now = instant(now);
-        let windows = self.account.windows(|_, quota| self.account.window(now, quota, &mut load));
+        let mut states = [None; Quotas::MAX];
+        states.iter_mut().zip(self.account.quotas).for_each(|(of, _)| *of = load());
         #[cfg(feature = "testing")]
         crate::sync::held_up::wait();
-        let writes = self.account.quotas.iter().zip(self.apply_over(now, &windows));
-        writes.filter_map(|(quota, state)| Some((quota, state?))).collect()
+        let window = |i, quota| self.account.window(now, quota, |_| states[i]);
+        let writes = self.apply_over(now, &self.account.windows(window));
+        writes.into_iter().take(self.account.quotas.len()).collect()
     }
 
     pub(super) fn apply_over(

@@ -222,25 +222,39 @@ impl<'a> Charge<'a> {
         now: u64,
         mut load: impl FnMut(&Account<'a>, &Quota) -> Option<State>,
     ) -> (Decision, Vec<(Account<'a>, &'a Quota, State)>) {
+        let mut quotas = self.lines().flat_map(|(account, _)| {
+            account.quotas().as_slice().iter().map(move |quota| (account, quota))
+        });
+        let all = quotas.clone();
+        let load = || quotas.next().and_then(|(account, quota)| load(&account, quota));
+        let (decision, writes) = self.decide_in_order(now, load);
+        let written = |((account, quota), state): (_, Option<_>)| Some((account, quota, state?));
+        (decision, all.zip(writes).filter_map(written).collect())
+    }
+
+    /// Loads the state of each quota of each line in order, once, and returns what to write in the
+    /// same order.
+    pub(super) fn decide_in_order(
+        &self,
+        now: u64,
+        mut load: impl FnMut() -> Option<State>,
+    ) -> (Decision, Vec<Option<State>>) {
         let now = instant(now);
         let load = |(account, _): ChargeLine<'a>| {
             let mut states = [None; Quotas::MAX];
-            states.iter_mut().zip(account.quotas()).for_each(|(of, quota)| {
-                *of = load(&account, quota);
-            });
+            states.iter_mut().zip(account.quotas()).for_each(|(of, _)| *of = load());
             (account.windows(|i, quota| account.window(now, quota, |_| states[i])), states)
         };
         let loaded: Vec<([_; Quotas::MAX], _)> = self.lines().map(load).collect();
         #[cfg(feature = "testing")]
         crate::sync::held_up::wait();
         let seen = loaded.iter().map(|(windows, states)| (&windows[..], Some(states)));
-        let mut writes = Vec::new();
-        let decision = self.decide_over(now, seen, |place, states| {
-            let (account, _) = self.line_at(place);
-            let states = account.quotas().iter().zip(states);
-            writes.extend(states.filter_map(|(quota, state)| Some((account, quota, state?))));
-        });
-        (decision, writes)
+        let mut writes = vec![[None; Quotas::MAX]; self.len()];
+        let decision = self.decide_over(now, seen, |place, states| writes[place] = states);
+        let used = |(states, (account, _)): ([_; Quotas::MAX], ChargeLine<'a>)| {
+            states.into_iter().take(account.quotas.len())
+        };
+        (decision, writes.into_iter().zip(self.lines()).flat_map(used).collect())
     }
 
     pub(super) fn decide_over<'w>(

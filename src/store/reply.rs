@@ -213,7 +213,7 @@ impl StoreError {
         Self { code: Some(code.into()), ..self }
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "tokio")]
     pub(crate) fn unsent(self) -> Self {
         Self { fault: Fault::Unsent, ..self }
     }

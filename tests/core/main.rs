@@ -21,6 +21,7 @@ mod remembered_refusals;
 mod reservations;
 #[cfg(unix)]
 mod saved;
+mod shared_calls;
 mod simulated_server;
 mod stored_procedure;
 mod trace;

@@ -1,0 +1,159 @@
+//! What one read and one write of counters decide: [`Step`].
+//!
+//! Charges and corrections are decided in order, each by what those before it leave. Those that
+//! have a counter in common are written as one group or not at all, since one has seen the tokens
+//! of the other taken.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{CounterId, Write};
+use crate::decision::Decision;
+use crate::quota::Quota;
+use crate::store::account::Account;
+use crate::store::adjust::OwnedAdjust;
+use crate::store::charge::OwnedCharge;
+use crate::window::State;
+
+pub(super) enum Asked {
+    Charge(OwnedCharge),
+    Adjust(Box<OwnedAdjust>),
+}
+
+impl Asked {
+    /// Calls `found` for each quota of each line, in order.
+    fn each_counter<'a>(&'a self, mut found: impl FnMut(Account<'a>, &'a Quota)) {
+        let mut each = |account: Account<'a>| {
+            account.quotas().as_slice().iter().for_each(|quota| found(account, quota));
+        };
+        match self {
+            Self::Charge(charge) => charge.as_charge().lines().for_each(|(of, _)| each(of)),
+            Self::Adjust(adjust) => each(adjust.as_adjust().account()),
+        }
+    }
+
+    /// Changes `states`, of which it has those at `places`. A correction has no decision.
+    fn decide(&self, now: u64, places: &[usize], states: &mut [Option<State>]) -> Option<Decision> {
+        let mut next = places.iter();
+        let load = || states[*next.next()?];
+        let (decision, writes) = match self {
+            Self::Charge(charge) => {
+                let (decision, writes) = charge.as_charge().decide_in_order(now, load);
+                (Some(decision), writes)
+            }
+            Self::Adjust(adjust) => (None, adjust.as_adjust().apply_in_order(now, load)),
+        };
+        for (place, state) in places.iter().zip(writes) {
+            states[*place] = state.or(states[*place]);
+        }
+        decision
+    }
+}
+
+/// The counters of several charges and corrections, and the places of each.
+pub(super) struct Step {
+    /// Sorted.
+    pub(super) counters: Vec<CounterId>,
+    quotas: Vec<Quota>,
+    places: Vec<Vec<usize>>,
+}
+
+/// What is written, and what is answered once it is.
+pub(super) struct DecidedStep {
+    pub(super) groups: Vec<Vec<Write>>,
+    /// In the order of what was asked: its group, if it has one, and its decision.
+    pub(super) answers: Vec<(Option<usize>, Option<Decision>)>,
+}
+
+impl Step {
+    pub(super) fn of<'a>(asked: impl Iterator<Item = &'a Asked>) -> Self {
+        // Few quotas are in use, and their text is made once for each step.
+        let mut texts: Vec<(Quota, Arc<str>)> = Vec::new();
+        let mut text = |quota: &Quota| {
+            let known = texts.iter().find(|(of, _)| of.same_counter(quota));
+            known.map(|(_, text)| Arc::clone(text)).unwrap_or_else(|| {
+                let text = Arc::from(quota.counter().to_string());
+                texts.push((*quota, Arc::clone(&text)));
+                text
+            })
+        };
+        let (mut found, mut quotas) = (HashMap::new(), Vec::new());
+        let mut places: Vec<Vec<usize>> = Vec::new();
+        for asked in asked {
+            let mut own = Vec::new();
+            asked.each_counter(|account, quota| {
+                let (scope, key) = (account.scope().shared_name(), account.key().clone());
+                let place = *found
+                    .entry(CounterId { scope, key, window: text(quota) })
+                    .or_insert(quotas.len());
+                if place == quotas.len() {
+                    quotas.push(*quota);
+                }
+                own.push(place);
+            });
+            places.push(own);
+        }
+        let mut counters: Vec<_> = found.into_iter().collect();
+        counters.sort_unstable_by(|(one, _), (other, _)| {
+            let keys = || one.key.as_bytes().cmp(other.key.as_bytes());
+            one.scope.cmp(&other.scope).then_with(keys).then_with(|| one.window.cmp(&other.window))
+        });
+        let mut sorted = vec![0; counters.len()];
+        counters.iter().enumerate().for_each(|(to, (_, from))| sorted[*from] = to);
+        places.iter_mut().flatten().for_each(|place| *place = sorted[*place]);
+        let quotas = counters.iter().map(|(_, from)| quotas[*from]).collect();
+        Self { counters: counters.into_iter().map(|(id, _)| id).collect(), quotas, places }
+    }
+
+    /// `asked` is the same as before.
+    pub(super) fn decide<'a>(
+        &self,
+        asked: impl Iterator<Item = &'a Asked>,
+        now: u64,
+        had: &[Option<State>],
+    ) -> DecidedStep {
+        let mut states = had.to_vec();
+        let decide = |(asked, places): (&Asked, &Vec<_>)| asked.decide(now, places, &mut states);
+        let decisions: Vec<_> = asked.zip(&self.places).map(decide).collect();
+        let joined = self.join();
+        let mut groups: Vec<Vec<Write>> = Vec::new();
+        let mut group_of = vec![None; self.counters.len()];
+        for (place, counter) in self.counters.iter().enumerate() {
+            if let Some(state) = states[place]
+                && had[place] != Some(state)
+            {
+                let group = *group_of[joined[place]].get_or_insert(groups.len());
+                if group == groups.len() {
+                    groups.push(Vec::new());
+                }
+                let (counter, quota) = (counter.clone(), self.quotas[place]);
+                groups[group].push(Write { counter, quota, had: had[place], state });
+            }
+        }
+        let group = |places: &Vec<usize>| places.first().and_then(|place| group_of[joined[*place]]);
+        let answers = self.places.iter().map(group).zip(decisions).collect();
+        DecidedStep { groups, answers }
+    }
+
+    /// For each counter the first of those that it has to be written with.
+    fn join(&self) -> Vec<usize> {
+        let mut of: Vec<_> = (0..self.counters.len()).collect();
+        let find = |of: &[usize], mut place: usize| {
+            while of[place] != place {
+                place = of[place];
+            }
+            place
+        };
+        for places in &self.places {
+            for pair in places.windows(2) {
+                let (one, other) = (find(&of, pair[0]), find(&of, pair[1]));
+                of[one.max(other)] = one.min(other);
+            }
+        }
+        // Each points to an earlier one, which already points to the first.
+        for place in 0..of.len() {
+            of[place] = of[of[place]];
+        }
+        of
+    }
+}
