@@ -31,7 +31,7 @@
 //! - while the store decides: a call that was not sent is withdrawn, and one that was sent counts,
 //!   unless the layer is to [`refund_dropped`](FixedWindowLayer::refund_dropped). A store that
 //!   charges limits one after the other returns what was taken, since not all have passed;
-//! - once charged: nothing, unless the layer is to refund, or an inner layer has refused it (S9).
+//! - once charged: nothing, unless the layer is to refund, whatever happens behind it (S9).
 //!
 //! A request that passes is called within `call`, before the future is polled: most stores answer
 //! at once. Its path has few functions, since moving a request, a response or a decision is

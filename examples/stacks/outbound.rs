@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::http::{Request, Response};
 use axum::{Router, routing::get};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
+use tower_fixed_window::{FixedWindowLayer, Headers, Key, Limiter, Quota};
 
 const WINDOW: Duration = Duration::from_secs(2);
 
@@ -32,7 +32,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // server's prevent requests from arriving early.
     let ours = Quota::new(limit, WINDOW).starting_at(Duration::from_millis(100));
     let limiter = Limiter::new(ours.key(Key::global()));
-    let layer = FixedWindowLayer::new(&limiter).queue(100, Duration::from_secs(60));
+    // Without headers: the numbers of this limit are not for the clients of this program.
+    let layer =
+        FixedWindowLayer::new(&limiter).queue(100, Duration::from_secs(60)).headers(Headers::None);
     // Requests can still leave at the end of one window and arrive in the server's next one, where
     // they take the place of others. So this example begins with a window. If requests come at any
     // time, use a slightly lower limit than the server's, and handle a 429 anyway.

@@ -1,7 +1,6 @@
 //! The future of a limited request: [`ResponseFuture`]. It waits for the store's answer or in the
 //! queue, and then for the service.
 
-use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::mem;
@@ -31,45 +30,6 @@ pin_project! {
         state: FutureState<S, B, S::Future, S::Response>,
         // Dropped after the state: the refund comes after the service has been dropped.
         limited: LimitedRequest<J>,
-    }
-
-    impl<S, B, J> PinnedDrop for ResponseFuture<S, B, J>
-    where
-        S: Service<Request<B>>,
-    {
-        fn drop(this: Pin<&mut Self>) {
-            let this = this.project();
-            if this.limited.awaits_response {
-                drop_unanswered(this.state, this.limited);
-            } else if let FutureState::Refused { response: Some(_), .. } = &*this.state {
-                REFUSED.set(true);
-            }
-        }
-    }
-}
-
-thread_local! {
-    /// Set by the futures of refused requests that are dropped, and read by the future of an outer
-    /// layer, which drops them: a request may be dropped after an inner layer has refused it, while
-    /// the rest of its body is read. The outer layers then refund their charges (S9). Otherwise a
-    /// client could use up a limit that it shares with others, by uploads that it breaks off.
-    static REFUSED: Cell<bool> = const { Cell::new(false) };
-}
-
-#[cold]
-#[inline(never)]
-fn drop_unanswered<S, B, J>(
-    mut state: Pin<&mut FutureState<S, B, S::Future, S::Response>>,
-    limited: &mut LimitedRequest<J>,
-) where
-    S: Service<Request<B>>,
-{
-    let before = REFUSED.replace(false);
-    state.set(FutureState::Refused { response: None, rest: None });
-    let refused = REFUSED.get();
-    REFUSED.set(before || refused);
-    if refused {
-        limited.give_back();
     }
 }
 

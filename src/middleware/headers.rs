@@ -115,32 +115,27 @@ impl PreparedHeaders {
         }
     }
 
-    /// For a request that passed (S18), unless the headers of an inner layer are tighter (S19).
-    /// Returns `false`, without a change, if an inner layer of this crate has refused. `now` is the
-    /// time of the store.
+    /// For a request that passed (S18), unless an inner layer of this crate has refused it, or has
+    /// written tighter numbers (S19). `now` is the time of the store.
     #[inline]
     pub(crate) fn stamp_passed<R>(
         &self,
         response: &mut Response<R>,
         decision: &Decision,
         now: impl FnOnce() -> i64,
-    ) -> bool {
-        if is_marked_refused(response) {
-            return false;
-        }
-        if self.style.github() {
-            if !self.stamp_github(response.headers_mut(), decision, now) {
-                return false;
-            }
-        } else if is_refused_inside(response) {
-            return false;
-        }
-        if self.style.ietf() {
+    ) {
+        let refused = is_marked_refused(response)
+            || if self.style.github() {
+                self.stamp_github(response.headers_mut(), decision, now)
+            } else {
+                is_refused_inside(response)
+            };
+        if self.style.ietf() && !refused {
             append_ietf(response.headers_mut(), decision);
         }
-        true
     }
 
+    /// Returns `true`, without a change, if an inner layer has refused.
     #[inline]
     fn stamp_github(
         &self,
@@ -153,14 +148,14 @@ impl PreparedHeaders {
             match author(headers) {
                 Author::Refused => {
                     headers.insert(LIMIT, theirs);
-                    return false;
+                    return true;
                 }
                 // The inner layer may have let the request wait until after this window.
                 Author::Passed
                     if !is_tighter(decision, headers) || decision.reset_at_ms() <= now() =>
                 {
                     headers.insert(LIMIT, theirs);
-                    return true;
+                    return false;
                 }
                 _ => {
                     for name in &GITHUB {
@@ -176,7 +171,7 @@ impl PreparedHeaders {
         if let Some(resource) = &self.resource {
             headers.insert(RESOURCE, resource.clone());
         }
-        true
+        false
     }
 
     /// For a refusal by a quota (S18).

@@ -69,7 +69,9 @@ use crate::queue::{Lines, Queue};
 ///
 /// Around an HTTP client, the layer respects the limit of an API: with `queue` (feature `tokio`),
 /// requests wait for the next window, as in `examples/stacks/outbound.rs` for reqwest. hyper-util's
-/// client needs [a line more](crate::FixedWindow#if-it-is-not-a-service).
+/// client needs [a line more](crate::FixedWindow#if-it-is-not-a-service). With
+/// `.headers(Headers::None)`, its numbers don't reach your own clients with a response, or headers,
+/// that a handler hands on.
 ///
 /// # The type of a layer
 ///
@@ -205,6 +207,10 @@ impl<J> FixedWindowLayer<J> {
     /// does not count. So with a limit of 5, at most 5 undecided requests are in flight, and never
     /// more than 5 failures pass. With a remote store, a background task sends the refund, which is
     /// lost if the runtime shuts down first.
+    ///
+    /// A layer counts what passes it, whatever is answered behind it. With
+    /// `.count_if(|response| response.status != 429)`, it does not count what a limit behind it
+    /// refuses, nor any other such answer, even after the work is done: such work is free.
     ///
     /// ```
     /// use axum::routing::any;

@@ -455,8 +455,8 @@ impl Limiter {
     }
 }
 
-/// 429, as a layer's refusal. An outer layer of this crate leaves it alone, and takes nothing for
-/// the request.
+/// 429, as a layer's refusal. An outer layer of this crate counts the request, and leaves these
+/// headers alone.
 ///
 /// ```
 /// use bytes::Bytes;

@@ -22,7 +22,6 @@ use http::request::Parts;
 use http::{Extensions, Response};
 
 use super::cost::TrueCost;
-use super::headers::is_refused_inside;
 use super::rejection::{Reason, Reject, Rejection};
 use super::service::{Current, Settings, SharedSettings};
 use crate::decision::{Decision, Ruling};
@@ -44,8 +43,8 @@ pub(crate) struct LimitedRequest<J> {
     current: Arc<Current<J>>,
     first: RequestLine,
     decided: Decided,
-    /// `true` from the charge to the response: until then the charge may be refunded (S9, S14).
-    pub(super) awaits_response: bool,
+    /// `true` from the charge to the response: until then the charge may be refunded (S14).
+    awaits_response: bool,
     lines: FoundLines,
     /// What few requests have, boxed to keep the others small.
     rare: Option<Box<Rare>>,
@@ -369,21 +368,12 @@ impl<J> LimitedRequest<J> {
 
     #[inline]
     pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
-        if let Some(decision) = self.charged()
-            && !self.stamp_by(response, decision)
-        {
-            // This layer does not count what an inner layer of this crate has refused (S9).
-            self.give_back();
+        if let Some(decision) = self.charged() {
+            let now = || self.current.shared.limits.now();
+            self.governing(Some(decision)).headers.stamp_passed(response, decision, now);
         }
         // The charge stands from here on, even if the response is dropped.
         self.awaits_response = false;
-    }
-
-    #[inline(always)]
-    fn stamp_by<R>(&self, response: &mut Response<R>, decision: &Decision) -> bool {
-        let now = || self.current.shared.limits.now();
-        let headers = &self.governing(Some(decision)).headers;
-        headers.stamp_passed(response, decision, now)
     }
 
     #[inline(never)]
@@ -392,10 +382,6 @@ impl<J> LimitedRequest<J> {
             cost.note_settled(self.settled());
         }
         if self.charged().is_none() && self.aside().is_empty() {
-            return response;
-        }
-        if is_refused_inside(&response) {
-            self.give_back();
             return response;
         }
         // The charge stays until `count_if` has returned: if that panics, dropping the request
@@ -495,7 +481,7 @@ impl<J> LimitedRequest<J> {
     }
 
     /// Refunds the charge in the background (S14).
-    pub(crate) fn give_back(&mut self) {
+    fn give_back(&mut self) {
         self.awaits_response = false;
         if let Decided::Charged(decision) = self.take_decided() {
             self.correction().make(&decision, &Actual::Nothing).0.detach();

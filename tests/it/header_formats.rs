@@ -260,24 +260,25 @@ proptest! {
             let told = github(response.headers());
             let speaker = limit_headers(&response)["resource"].to_owned();
             let after = limiters.each_ref().map(standing);
-            let i = names.iter().position(|name| *name == speaker).expect("one of them");
+            let speaking = names.iter().position(|name| *name == speaker).expect("one of them");
             if response.status() == StatusCode::OK {
                 let tightness = |s: &GitHub| (s.remaining, Reverse(s.reset));
                 let tightest = after.iter().min_by_key(|s| tightness(s)).expect("three");
                 prop_assert_eq!(tightness(&told), tightness(tightest), "{:?}", after);
-                prop_assert_eq!(told, after[i], "one set, and not a mixture");
+                prop_assert_eq!(told, after[speaking], "one set, and not a mixture");
                 // Inner layers come first.
                 let quotas: Vec<_> = all.iter().rev().flatten().copied().collect();
                 assert_ietf(response.headers(), &quotas, false);
             } else {
                 prop_assert_eq!(told.remaining, 0);
-                let limits = all[i].into_iter().map(Quota::limit).collect::<Vec<_>>();
+                let limits = all[speaking].into_iter().map(Quota::limit).collect::<Vec<_>>();
                 prop_assert!(limits.contains(&told.limit), "the refusing one's");
                 let names = items(response.headers(), "ratelimit");
                 prop_assert!(names.iter().all(|(name, _)| name.starts_with(&speaker)));
-                assert_ietf(response.headers(), all[i].as_ref(), true);
-                // No layer counted it, neither the outer ones nor this one.
-                prop_assert_eq!(before.map(|s| s.used), after.map(|s| s.used));
+                assert_ietf(response.headers(), all[speaking].as_ref(), true);
+                // Those around it have counted what passed them (S9).
+                let left = |i: usize| before[i].remaining - if i < speaking { cost } else { 0 };
+                prop_assert_eq!([0, 1, 2].map(left), after.map(|s| s.remaining));
             }
         }
     }
@@ -441,12 +442,11 @@ fn layers_with_different_header_formats_do_not_contradict_each_other() {
             let service = handler(ServiceBuilder::new().layer(outer).layer(inner.clone()));
             let alone = handler(inner);
             ask(&service, 1);
-            // A refusal has only the refusing layer's headers. The other layer has not counted the
-            // request.
+            // A refusal has only the refusing layer's headers.
             let (refused, its_own) = (ask(&service, 1), ask(&alone, 2));
             assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
             assert_eq!(sent(&refused), sent(&its_own), "{outer_style:?} around {inner_style:?}");
-            assert_eq!(standing(&limiter).used, 1, "{outer_style:?} around {inner_style:?}");
+            assert_eq!(standing(&limiter).used, 2, "{outer_style:?} around {inner_style:?}");
         }
     }
 }

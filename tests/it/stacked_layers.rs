@@ -1,361 +1,346 @@
-//! Layers around each other: an outer one refunds what an inner one refuses, when the response is
-//! there or when the request is dropped, and not before that (S9, S17).
+//! A layer counts what passes it, whatever is answered behind it: by a layer of this crate, by a
+//! limited client of the handler's, or by the handler itself (S9).
 
 use std::convert::Infallible;
-use std::fmt::Debug;
-use std::future::ready;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::future::{Ready, ready};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::BoxError;
+use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::future::select;
+use futures_util::{FutureExt, Stream, StreamExt, stream};
 use http::{Request, StatusCode};
-use http_body::Frame;
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tower::retry::{Policy, RetryLayer};
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
-use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, Limits, Quota, TrueCost};
+use tower_fixed_window::{FixedWindowLayer, Headers, Key, Limit, Limiter, Limits, Quota, TrueCost};
+use tower_http::timeout::TimeoutLayer;
 
 use crate::support::{
-    ANSWERS, CASES, Case, FarStore, Mood, TestStore, everyone, get, layered, limit_headers,
-    limiter_of, per_minute, serve,
+    ANSWERS, Case, Mood, TestStore, everyone, get, layered, limit_headers, limiter_of, per_minute,
 };
 
-/// A byte each half second, for eight seconds.
-fn bytes() -> impl Stream<Item = Result<&'static str, Infallible>> + Send + 'static {
-    stream::iter(0..16).then(async |_| {
-        sleep(Duration::from_millis(500)).await;
-        Ok("x")
+type Inner = BoxCloneSyncService<Request<Body>, Response, BoxError>;
+
+/// A service in which each request works, and is then answered by `answer`.
+fn working<F>(answer: impl Fn(Request<Body>) -> F + Clone + Send + Sync + 'static) -> Inner
+where
+    F: Future<Output = Result<Response, BoxError>> + Send + 'static,
+{
+    Inner::new(service_fn(move |request| {
+        let answer = answer.clone();
+        async move {
+            sleep(Duration::from_millis(300)).await;
+            answer(request).await
+        }
+    }))
+}
+
+fn works() -> Inner {
+    working(async |_| Ok(Response::default()))
+}
+
+/// A limit that is used up.
+fn refuses(mood: Mood, headers: Headers) -> Inner {
+    Inner::new(per_minute(0, mood).headers(headers).layer(works()))
+}
+
+/// A byte each half second, for eight seconds, which a refusal waits for.
+fn upload() -> Request<Body> {
+    fn bytes() -> impl Stream<Item = Result<&'static str, Infallible>> + Send + 'static {
+        stream::iter(0..16).then(async |_| {
+            sleep(Duration::from_millis(500)).await;
+            Ok("x")
+        })
+    }
+    Request::post("/").body(Body::from_stream(bytes())).expect("a request")
+}
+
+/// Answers by a client of its own.
+fn client(
+    limited: Inner,
+    answer: impl Fn(Response) -> Result<Response, BoxError> + Clone + Send + Sync + 'static,
+) -> Inner {
+    working(move |_| {
+        let (limited, answer) = (limited.clone(), answer.clone());
+        async move { answer(limited.oneshot(get("/")).await?) }
     })
 }
 
-fn slow_upload() -> Request<Body> {
-    from("alice", Body::from_stream(bytes()))
-}
-
-fn from<B>(user: &str, body: B) -> Request<B> {
-    Request::post("/").header("x-user", user).body(body).expect("a request")
-}
-
-/// Reads the whole body.
-async fn inner(request: Request<Body>) -> Result<Response, Infallible> {
-    let body = axum::body::to_bytes(request.into_body(), usize::MAX).await;
-    Ok(body.expect("a body").into_response())
-}
-
-async fn used(limiter: &Limiter) -> u64 {
-    limiter.peek(Key::global()).await.expect("memory answers").used()
-}
-
-/// Sends a request, and lets a second pass: its response is not complete then.
-async fn sent<S, B>(service: S, request: Request<B>) -> JoinHandle<StatusCode>
-where
-    S: Service<Request<B>, Response = Response, Error: Debug + Send, Future: Send>,
-    S: Send + 'static,
-    B: Send + 'static,
-{
-    let response = tokio::spawn(async {
-        let response = service.oneshot(request).await;
-        response.expect("a response").status()
-    });
-    sleep(Duration::from_secs(1)).await;
-    assert!(!response.is_finished());
-    response
-}
-
-/// Drops a request that was [`sent`], as a server does when the client hangs up.
-async fn break_off(response: JoinHandle<StatusCode>) {
-    response.abort();
-    assert!(response.await.is_err_and(|error| error.is_cancelled()));
-    sleep(Duration::from_secs(1)).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn refused_uploads_hold_tokens_until_they_are_read() {
-    for case in CASES {
-        let outer = per_minute(4, case);
-        let limiter = limiter_of(&outer);
-        let per_user = layered(everyone(2).key(header("x-user")), case);
-        let service = ServiceBuilder::new().layer(outer).layer(per_user).service(service_fn(inner));
-        let status = async |request| {
-            let Ok(response) = service.clone().oneshot(request).await;
-            response.status()
-        };
-        for _ in 0..2 {
-            assert_eq!(status(from("alice", Body::empty())).await, StatusCode::OK);
-        }
-        let start = Instant::now();
-        let refused = [slow_upload(), slow_upload()].map(|upload| service.clone().oneshot(upload));
-        let refused = refused.map(tokio::spawn);
-        sleep(Duration::from_secs(1)).await;
-        let bob = status(from("bob", Body::empty())).await;
-        assert_eq!(bob, StatusCode::TOO_MANY_REQUESTS, "{case:?}");
-        for refused in refused {
-            let Ok(refused) = refused.await.expect("no panic");
-            assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-            assert_eq!(limit_headers(&refused)["limit"], "2");
-        }
-        assert_eq!(start.elapsed().as_secs(), 8, "they were read to their ends");
-        for _ in 0..2 {
-            assert_eq!(status(from("bob", Body::empty())).await, StatusCode::OK, "{case:?}");
-        }
-        assert_eq!(used(&limiter).await, 4, "each charge was given back once");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_request_that_is_broken_off_counts_if_no_inner_layer_has_refused_it() {
-    for mood in ANSWERS {
-        let far = everyone(0).name("inner").store(FarStore::new(|| 5_000));
-        let layers = [
-            FixedWindowLayer::new(far),
-            layered(everyone(0).shadow(), mood),
-            layered(everyone(9), mood),
-        ];
-        for (i, inner_layer) in layers.into_iter().enumerate() {
-            let outer = per_minute(9, mood);
-            let limiter = limiter_of(&outer);
-            let service =
-                ServiceBuilder::new().layer(outer).layer(inner_layer).service(service_fn(inner));
-            break_off(sent(service, slow_upload()).await).await;
-            assert_eq!(used(&limiter).await, 1, "layer {i}");
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_refusal_for_another_reason_is_refunded_too() {
-    for (case, breaks_off) in CASES.into_iter().flat_map(|case| [(case, false), (case, true)]) {
-        let outer = per_minute(9, case);
-        let limiter = limiter_of(&outer);
-        let keyless = layered(everyone(9).key_fn(|_| None), case);
-        let service = ServiceBuilder::new().layer(outer).layer(keyless).service(service_fn(inner));
-        let refused = sent(service, slow_upload()).await;
-        if breaks_off {
-            break_off(refused).await;
-        } else {
-            assert_eq!(refused.await.expect("no panic"), StatusCode::BAD_REQUEST);
-        }
-        assert_eq!(used(&limiter).await, 0, "{case:?}");
-    }
-}
-
-/// Settings of a limit, and of its layer.
-type Correction = (fn(Limit) -> Limit, fn(FixedWindowLayer) -> FixedWindowLayer);
-
-/// Ways to correct a charge by its response.
-const CORRECTIONS: [Correction; 6] = [
-    (|limit| limit, |layer| layer),
-    (|limit| limit, |layer| layer.count_if(|_| true)),
-    (|limit| limit, |layer| layer.count_if(|_| false)),
-    (|limit| limit, |layer| layer.refund_dropped()),
-    (|limit| limit.settled(), |layer| layer),
-    (|limit| limit.shadow(), |layer| layer),
-];
-
-#[tokio::test(start_paused = true)]
-async fn a_charge_is_given_back_once_whatever_else_may_correct_it() {
-    for mood in ANSWERS {
-        for (correction, (set, correct)) in CORRECTIONS.into_iter().enumerate() {
-            for hangs_up in [false, true] {
-                let store = TestStore::new(mood);
-                let limiter = everyone(9).name("outer").store(store.clone());
-                let outer = set(everyone(9).name("outer")).store(store);
-                let outer = FixedWindowLayer::new(outer);
-                // Other clients have used a token.
-                let Ok(_) = FixedWindowLayer::new(&limiter)
-                    .layer(service_fn(inner))
-                    .oneshot(get("/"))
-                    .await;
-                let service = ServiceBuilder::new()
-                    .layer(correct(outer))
-                    .layer(per_minute(0, mood))
-                    .service(service_fn(inner));
-                let refused = sent(service, slow_upload()).await;
-                assert_eq!(used(&limiter).await, 2, "correction {correction}");
-                if hangs_up {
-                    break_off(refused).await;
-                } else {
-                    assert_eq!(refused.await.expect("no panic"), StatusCode::TOO_MANY_REQUESTS);
-                    sleep(Duration::from_secs(1)).await;
-                }
-                assert_eq!(used(&limiter).await, 1, "correction {correction}");
-            }
-        }
-    }
-}
-
-/// Retries a refused request once.
+/// Sends a request that failed once more.
 #[derive(Clone)]
 struct OnceMore(bool);
 
-impl Policy<Request<Body>, Response, Infallible> for OnceMore {
-    type Future = std::future::Ready<()>;
+impl Policy<Request<Body>, Response, BoxError> for OnceMore {
+    type Future = Ready<()>;
 
     fn retry(
         &mut self,
         _: &mut Request<Body>,
-        result: &mut Result<Response, Infallible>,
+        result: &mut Result<Response, BoxError>,
     ) -> Option<Self::Future> {
-        let refused = result.as_ref().is_ok_and(|response| response.status() == 429);
-        (refused && std::mem::take(&mut self.0)).then(|| ready(()))
+        let failed = result.as_ref().is_ok_and(|response| response.status() == 503);
+        (failed && std::mem::take(&mut self.0)).then(|| ready(()))
     }
 
-    fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        let mut again = Request::new(Body::empty());
-        *again.extensions_mut() = request.extensions().clone();
-        Some(again)
+    fn clone_request(&mut self, _: &Request<Body>) -> Option<Request<Body>> {
+        Some(get("/"))
     }
 }
 
-/// The response to an upload that an inner layer refuses at the first try, and lets pass at the
-/// second.
-async fn served_by_a_second_try(outer: FixedWindowLayer, mood: Mood) -> Response {
-    let inner_layer = per_minute(0, mood);
-    let inner_limiter = limiter_of(&inner_layer);
-    let service = ServiceBuilder::new()
-        .layer(outer)
-        .layer(RetryLayer::new(OnceMore(true)))
-        .layer(inner_layer)
-        .service(service_fn(async |_: Request<Body>| {
-            let mut response = Body::empty().into_response();
-            response.extensions_mut().insert(TrueCost::of("tested", 5));
-            Ok::<_, Infallible>(response)
-        }));
-    let response = tokio::spawn(service.oneshot(slow_upload()));
-    sleep(Duration::from_secs(1)).await;
-    inner_limiter.set_quotas(Quota::per_minute(99));
-    let Ok(response) = response.await.expect("no panic");
-    assert_eq!(response.status(), StatusCode::OK);
-    response
-}
-
-/// The true cost of a request that was refused in its first try and served in its second.
-async fn used_by_a_second_try(case: Case, (set, correct): Correction) -> (Response, u64) {
-    let outer = correct(layered(set(everyone(9)), case));
-    let limiter = limiter_of(&outer);
-    let response = served_by_a_second_try(outer, case.mood).await;
-    (response, used(&limiter).await)
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_request_that_is_served_after_all_counts() {
-    for case in CASES {
-        for (correction, expected) in [1, 1, 0, 1, 5, 1].into_iter().enumerate() {
-            let (response, used) = used_by_a_second_try(case, CORRECTIONS[correction]).await;
-            assert_eq!(used, expected, "correction {correction}");
-            let headers = limit_headers(&response);
-            // The tighter layer's headers. A layer in shadow mode sends none.
-            let limit = if correction == 5 { "99" } else { "9" };
-            assert_eq!((headers["limit"], headers["used"]), (limit, &*used.to_string()));
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_request_that_is_refunded_is_reported_once() {
-    let reports = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&reports);
-    let outer = per_minute(9, Mood::Now).on_decision(move |_, decision| {
-        assert!(decision.allowed());
-        counter.fetch_add(1, Ordering::SeqCst);
-    });
-    let service =
-        ServiceBuilder::new().layer(outer).layer(per_minute(0, Mood::Now)).service_fn(inner);
-    let Ok(refused) = service.oneshot(slow_upload()).await;
-    assert_eq!(limit_headers(&refused)["limit"], "0");
-    assert_eq!(reports.load(Ordering::SeqCst), 1);
-}
-
-/// A body of a type that no layer knows.
-struct Unknown(Body);
-
-impl http_body::Body for Unknown {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.0).poll_frame(cx)
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn layers_between_may_change_the_body_and_buffer_the_request() {
-    for mood in ANSWERS {
-        let outer = per_minute(9, mood);
-        let limiter = limiter_of(&outer);
-        let service = ServiceBuilder::new()
-            .layer(outer)
-            .map_request(|request: Request<Unknown>| request.map(Body::new))
-            .buffer(1)
-            .layer(per_minute(0, mood))
-            .service_fn(inner);
-        let upload = from("alice", Unknown(Body::from_stream(bytes())));
-        let refused = sent(service, upload).await;
-        assert_eq!(used(&limiter).await, 1);
-        break_off(refused).await;
-        assert_eq!(used(&limiter).await, 0);
-    }
-}
-
-#[tokio::test]
-async fn over_a_socket_a_refused_upload_that_is_broken_off_is_refunded() {
-    let clients = [
-        reqwest::Client::builder().no_proxy().build().expect("a client"),
-        reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().expect("a client"),
-    ];
-    for (client, mood) in clients.iter().flat_map(|client| ANSWERS.map(|mood| (client, mood))) {
-        let (refused, mut refusals) = mpsc::unbounded_channel();
-        let inner_layer = per_minute(0, mood).on_decision(move |_, decision| {
-            assert!(!decision.allowed());
-            refused.send(()).expect("a receiver");
-        });
-        let app = Router::new()
-            .route("/upload", any(async |body: Bytes| body).layer(inner_layer))
-            .route("/", any(async || "hello"))
-            .layer(per_minute(1, mood));
-        let url = format!("http://{}", serve(app).await);
-        let body = stream::iter([Ok::<_, Infallible>("half")]).chain(stream::pending());
-        let upload =
-            client.post(format!("{url}/upload")).body(reqwest::Body::wrap_stream(body)).send();
-        let upload = tokio::spawn(upload);
-        refusals.recv().await.expect("a refusal");
-        assert!(!upload.is_finished());
-        upload.abort();
-        let start = Instant::now();
-        loop {
-            let passed = client.get(&url).send().await.expect("a response");
-            if passed.status().as_u16() == 200 {
-                break;
+/// Fails the first attempt after it has worked, and refuses the second.
+fn fails_then_refuses(mood: Mood) -> Inner {
+    let (refusing, attempts) = (refuses(mood, Headers::GitHub), Arc::new(AtomicU64::new(0)));
+    Inner::new(service_fn(move |request| {
+        let is_first = attempts.fetch_add(1, Ordering::SeqCst).is_multiple_of(2);
+        let refusing = refusing.clone();
+        async move {
+            if is_first {
+                sleep(Duration::from_millis(300)).await;
+                return Ok(StatusCode::SERVICE_UNAVAILABLE.into_response());
             }
-            assert!(start.elapsed() < Duration::from_secs(30), "{mood:?}");
-            sleep(Duration::from_millis(10)).await;
+            refusing.oneshot(request).await
+        }
+    }))
+}
+
+/// All that may stand behind a layer.
+fn all_behind(mood: Mood) -> Vec<(&'static str, Inner)> {
+    let github = || refuses(mood, Headers::GitHub);
+    let mut all = vec![("a service", works())];
+    for headers in [Headers::GitHub, Headers::IetfDraft10, Headers::None] {
+        all.push(("a layer that refuses", refuses(mood, headers)));
+        all.push(("the answer of a limited client", client(refuses(mood, headers), Ok)));
+    }
+    let keyless = layered(everyone(9).key_fn(|_| None), mood).layer(works());
+    all.push(("a layer that finds no key", Inner::new(keyless)));
+    let copied = client(github(), |of| {
+        let mut response = Response::default();
+        response.headers_mut().clone_from(of.headers());
+        response.extensions_mut().clone_from(of.extensions());
+        Ok(response)
+    });
+    all.push(("an answer with the headers of a client's", copied));
+    let written = working(async |_| {
+        let limiter = Limiter::new(everyone(0));
+        let refused = limiter.check(Key::global()).await?;
+        let mut response = Response::default();
+        response.headers_mut().extend(limiter.headers(&refused, Headers::GitHub));
+        Ok(response)
+    });
+    all.push(("an answer with a limiter's headers", written));
+    let denied = working(async |_| {
+        let refused = Limiter::new(everyone(0)).check(Key::global()).await?;
+        Ok(Response::from(refused.into_result().expect_err("it is refused")))
+    });
+    all.push(("an answer of a limiter's error", denied));
+    let limited = github();
+    let asks_first = Inner::new(service_fn(move |_| {
+        // Refused at once or later, and dropped while its rest is read, or awaited.
+        let asked = limited.clone().oneshot(upload());
+        async move {
+            let asked = select(Box::pin(asked), Box::pin(sleep(Duration::from_millis(50))));
+            let rest = asked.await;
+            sleep(Duration::from_millis(300)).await;
+            drop(rest);
+            sleep(Duration::from_millis(300)).await;
+            Ok(Response::default())
+        }
+    }));
+    all.push(("a client that is asked first, and dropped later", asks_first));
+    let retries = ServiceBuilder::new()
+        .layer(RetryLayer::new(OnceMore(true)))
+        .service(fails_then_refuses(mood));
+    all.push(("a retry", Inner::new(retries)));
+    let (slow, refusing) = (works(), github());
+    let hedges = Inner::new(service_fn(move |_| {
+        let first = Box::pin(slow.clone().oneshot(get("/")));
+        let second = Box::pin(refusing.clone().oneshot(get("/")));
+        async move { select(first, second).await.factor_first().0 }
+    }));
+    all.push(("a hedge", hedges));
+    let late = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(2));
+    let late = ServiceBuilder::new().layer(late).map_request(|_| upload()).service(github());
+    all.push(("a time-out", Inner::new(late)));
+    let (cache, cached) = (Arc::new(Mutex::new(None)), github());
+    let caches = Inner::new(service_fn(move |request| {
+        let (cache, cached) = (Arc::clone(&cache), cached.clone());
+        async move {
+            let kept = cache.lock().expect("no panic").clone();
+            let kept = match kept {
+                Some(kept) => kept,
+                None => cached.oneshot(request).await?.into_parts().0,
+            };
+            *cache.lock().expect("no panic") = Some(kept.clone());
+            Ok(Response::from_parts(kept, Body::empty()))
+        }
+    }));
+    all.push(("a cache", caches));
+    let fails = client(github(), |refused| Err(refused.status().to_string().into()));
+    all.push(("an error made of a refusal", fails));
+    all
+}
+
+/// Settings of a limit, and of its layer.
+type Settings = (fn(Limit) -> Limit, fn(FixedWindowLayer) -> FixedWindowLayer);
+
+/// None of these says that something isn't counted.
+const SETTINGS: [Settings; 5] = [
+    (|limit| limit, |layer| layer),
+    (|limit| limit, |layer| layer.headers(Headers::GitHubAndIetfDraft10)),
+    (|limit| limit, |layer| layer.count_if(|_| true)),
+    (|limit| limit.settled(), |layer| layer),
+    (|limit| limit.shadow(), |layer| layer),
+];
+
+/// A layer around a service, and how often it has called it.
+fn counted(layer: FixedWindowLayer, inner: Inner) -> (Inner, Limiter, Arc<AtomicU64>) {
+    let (limiter, calls) = (limiter_of(&layer), Arc::new(AtomicU64::new(0)));
+    let counter = Arc::clone(&calls);
+    let inner = inner.map_request(move |request| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        request
+    });
+    (Inner::new(layer.layer(inner)), limiter, calls)
+}
+
+/// The used tokens after all corrections.
+async fn used(limiter: &Limiter) -> u64 {
+    sleep(Duration::from_secs(1)).await;
+    limiter.peek(Key::global()).await.expect("memory answers").used()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_counts_what_passes_it_whatever_is_answered_behind_it() {
+    for (mood, limits) in ANSWERS.into_iter().flat_map(|mood| [1, 3].map(|n| (mood, Some(n)))) {
+        for (i, (set, with)) in SETTINGS.into_iter().enumerate() {
+            for (behind, inner) in all_behind(mood) {
+                let outer = with(layered(set(everyone(3)), Case { mood, limits }));
+                let (service, limiter, calls) = counted(outer, inner);
+                for _ in 0..5 {
+                    let _ = service.clone().oneshot(get("/")).await;
+                }
+                let what = format!("{behind}, {mood:?}, {limits:?}, settings {i}");
+                assert_eq!(used(&limiter).await, 3, "{what}");
+                let is_shadow = i == SETTINGS.len() - 1;
+                assert_eq!(calls.load(Ordering::SeqCst), if is_shadow { 5 } else { 3 }, "{what}");
+            }
+        }
+    }
+}
+
+/// Polls a request so many times, with time between, and drops it, unless it ends.
+async fn hangs_up_after(polls: u32, service: Inner) -> Option<Result<Response, BoxError>> {
+    let mut request = Box::pin(service.oneshot(get("/")));
+    for _ in 0..polls {
+        if let Some(end) = (&mut request).now_or_never() {
+            return Some(end);
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    None
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_hangs_up_at_any_await_behind_a_layer_has_passed_it() {
+    for (mood, refunds) in ANSWERS.into_iter().flat_map(|mood| [false, true].map(|r| (mood, r))) {
+        for kind in 0..all_behind(mood).len() {
+            for polls in 0..40 {
+                let (behind, inner) = all_behind(mood).swap_remove(kind);
+                let outer = per_minute(9, mood);
+                let outer = if refunds { outer.refund_dropped() } else { outer };
+                let (service, limiter, calls) = counted(outer, inner);
+                let end = hangs_up_after(polls, service).await;
+                // An error is no response.
+                let comes_back = refunds && !matches!(end, Some(Ok(_)));
+                let expected = if comes_back { 0 } else { calls.load(Ordering::SeqCst) };
+                // What is dropped while the store decides may have been charged.
+                let is_known = mood == Mood::Now || calls.load(Ordering::SeqCst) > 0;
+                let used = used(&limiter).await;
+                assert!(used == expected || !is_known, "{behind}, {mood:?}, {polls} polls: {used}");
+                if end.is_some() {
+                    break;
+                }
+            }
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shadow_beside_an_enforced_limit_counts_what_is_served_after_all() {
+async fn an_outer_layer_may_choose_not_to_count_a_status() {
+    for mood in ANSWERS {
+        for (behind, inner) in all_behind(mood) {
+            let outer = per_minute(9, mood).count_if(|response| response.status != 429);
+            let (service, limiter, _) = counted(outer, inner);
+            let answer = service.oneshot(get("/")).await;
+            let is_429 = answer.is_ok_and(|response| response.status() == 429);
+            assert_eq!(used(&limiter).await, u64::from(!is_429), "{behind}, {mood:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn true_costs_are_settled_whoever_has_refused_what() {
+    for (mood, status) in ANSWERS.into_iter().flat_map(|mood| [200, 429, 503].map(|s| (mood, s))) {
+        let costly = client(refuses(mood, Headers::GitHub), move |mut response| {
+            *response.status_mut() = StatusCode::from_u16(status)?;
+            response.extensions_mut().insert(TrueCost::of("tested", 5));
+            Ok(response)
+        });
+        let outer = layered(everyone(9).settled(), Case { mood, limits: Some(2) });
+        let (service, limiter, _) = counted(outer, costly);
+        service.oneshot(get("/")).await.expect("an answer");
+        assert_eq!(used(&limiter).await, 5, "{status}, {mood:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_narrower_key_outside_uses_up_no_wider_limit() {
+    for mood in ANSWERS {
+        let per_user = layered(everyone(2).key(header("x-user")), mood);
+        let for_all = per_minute(9, mood);
+        let limiter = limiter_of(&for_all);
+        let service = ServiceBuilder::new().layer(per_user).layer(for_all).service(works());
+        for _ in 0..20 {
+            let request = Request::get("/").header("x-user", "alice").body(Body::empty());
+            service.clone().oneshot(request.expect("a request")).await.expect("an answer");
+        }
+        let standing = limiter.peek(Key::global()).await.expect("memory answers");
+        assert_eq!(standing.used(), 2, "{mood:?}");
+    }
+}
+
+/// A layer around a client writes its numbers, unless it is told not to.
+#[tokio::test(start_paused = true)]
+async fn a_clients_numbers_reach_inbound_clients_unless_its_layer_writes_none() {
+    for (headers, shown) in [(Headers::GitHub, "2"), (Headers::None, "9")] {
+        let api = per_minute(2, Mood::Now).headers(headers).layer(works());
+        let copies = client(Inner::new(api), |of| {
+            let mut response = Response::default();
+            response.headers_mut().clone_from(of.headers());
+            Ok(response)
+        });
+        let response = per_minute(9, Mood::Now).layer(copies).oneshot(get("/")).await;
+        assert_eq!(limit_headers(&response.expect("an answer"))["limit"], shown);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_beside_an_enforced_limit_counts_what_is_refused_behind_it() {
     for mood in ANSWERS {
         let limits = [
             Quota::per_minute(9).name("enforced").key(Key::global()),
             Quota::per_minute(9).name("shadow").key(Key::global()).shadow(),
         ];
         let limits = Limits::new(limits).store(TestStore::new(mood));
-        let _ = served_by_a_second_try(FixedWindowLayer::new(&limits), mood).await;
-        sleep(Duration::from_secs(1)).await;
+        let service = FixedWindowLayer::new(&limits).layer(refuses(mood, Headers::GitHub));
+        let refused = service.oneshot(get("/")).await.expect("an answer");
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
         for limiter in ["enforced", "shadow"].map(|name| limits.of(name)) {
             assert_eq!(used(limiter).await, 1, "{}, {mood:?}", limiter.name());
         }

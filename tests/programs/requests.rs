@@ -385,8 +385,6 @@ impl Model {
                     Some(expected) => assert_eq!(found, expected, "{number} is refused"),
                     None => assert!(found.is_refusal_in_line(), "{number}: {found:?}"),
                 }
-                // The layers around this one don't count it (S9).
-                self.give_back(number, now, |_| true);
             }
             _ => panic!("{number} is answered: {found:?}"),
         }
@@ -414,7 +412,6 @@ impl Model {
         let (setup, flow) = (Arc::clone(&self.setup), self.flow(number));
         flow.meter = None;
         match mem::replace(&mut flow.stage, Stage::Done) {
-            Stage::Refused { .. } => self.give_back(number, now, |_| true),
             Stage::Done => {}
             stage => {
                 let refunds = |layer: usize| setup.layers[layer].refunds_dropped;
