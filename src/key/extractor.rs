@@ -311,17 +311,21 @@ pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
     })
 }
 
-/// Extracts the route that axum matched, such as `/users/{id}`. Requests without a matching route
-/// (404s) share one count; a service in axum's `nest_service` has one for what is below its path.
-/// Without the feature `axum`, requests are refused with 500.
-/// Use it as the extractor in the example of [`KeyExtractor`].
+/// Extracts the route that axum matched, such as `/users/{id}`, without a slash at its end.
+/// Requests without a matching route (404s) share one count. A service in axum's `nest_service` has
+/// one, that of its path. Without the feature `axum`, requests are refused with 500. Use it as the
+/// extractor in the example of [`KeyExtractor`].
 pub fn matched_path() -> impl KeyExtractor + Clone {
     #[cfg(feature = "axum")]
     return Extract(|parts: &Parts, key: &mut Key| {
         match parts.extensions.get::<axum::extract::MatchedPath>() {
-            Some(path) => key.push_text(path.as_str()),
-            // No route has this name.
-            None => key.push_text(&nested_path(parts).map_or_else(String::new, |p| p + "/{*}")),
+            // Each nested service has three routes: its path, the same with a slash, and the rest.
+            Some(path) => match path.as_str().trim_end_matches('/') {
+                "" => key.push_text("/"),
+                path => key.push_text(path),
+            },
+            // No route has an empty name.
+            None => key.push_text(&nested_path(parts).unwrap_or_default()),
         }
         Ok(())
     });

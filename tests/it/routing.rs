@@ -156,8 +156,18 @@ async fn by_matched_path_each_route_has_a_count_and_all_404s_share_one() {
         let app = Router::new()
             .route("/users/{id}", on_get(async || ""))
             .route("/search", on_get(async || ""))
+            .route("/search/", on_get(async || ""))
+            .route("/", on_get(async || ""))
             .layer(layer);
-        let paths = [("/users/1", 1), ("/users/2", 2), ("/search", 1), ("/no", 1), ("/nor", 2)];
+        let paths = [
+            ("/users/1", 1),
+            ("/users/2", 2),
+            ("/search", 1),
+            ("/search/", 2),
+            ("/", 1),
+            ("/no", 1),
+            ("/nor", 2),
+        ];
         for (path, n) in paths {
             assert_eq!(used(&ask(&app, path).await), n, "{path}");
         }
@@ -194,6 +204,8 @@ async fn by_matched_path_each_nested_service_has_a_count() {
             .nest_service("/b", nested(layer.clone()))
             .nest("/c", hello().nest_service("/a", nested(layer.clone())))
             .route_service("/d", nested(layer.clone()))
+            .nest_service("/e", layer.clone().layer(hello()))
+            .nest_service("/f/", nested(layer.clone()))
             .fallback_service(nested(layer));
 
         let layer = layered(everyone(10).key(matched_path()), mood);
@@ -202,15 +214,28 @@ async fn by_matched_path_each_nested_service_has_a_count() {
             .nest_service("/b", service_fn(hello_service))
             .nest("/c", hello().nest_service("/a", service_fn(hello_service)))
             .route_service("/d", service_fn(hello_service))
+            .nest_service("/e", hello())
+            .nest_service("/f/", service_fn(hello_service))
             .layer(layer);
         for (app, of) in [(inside, "inside"), (outside, "outside")] {
             let paths = [
                 ("/a/1", 1),
                 ("/a/2", 2),
+                ("/a", 3),
+                ("/a/", 4),
+                ("/a//", 5),
+                ("/a/{*}", 6),
                 ("/b/1", 1),
                 ("/c/a/1", 1),
                 ("/c/a/2/3", 2),
+                ("/c/a", 3),
+                ("/c/a/", 4),
                 ("/d", 1),
+                ("/e", 1),
+                ("/e/", 2),
+                ("/e/unknown", 3),
+                ("/f/", 1),
+                ("/f/1", 2),
                 ("/no", 1),
                 ("/nor/this", 2),
                 ("/c/nor/that", 3),
