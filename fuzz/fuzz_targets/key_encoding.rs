@@ -60,6 +60,14 @@ impl Part<'_> {
                     let is_local = address.is_unicast_link_local() || address.is_unique_local();
                     let bits = if is_local { 128 } else { (*prefix).min(128) };
                     let address = u128::from(address);
+                    let inside = address as u32;
+                    match address >> 32 {
+                        0x64_ff9b_0000_0000_0000_0000 | 0xffff_0000 => {
+                            return Meaning::V4(inside.to_be_bytes());
+                        }
+                        0 if inside >> 24 != 0 => return Meaning::V4(inside.to_be_bytes()),
+                        _ => {}
+                    }
                     let kept = (0..bits).map(|bit| address & 1 << (127 - bit)).sum();
                     Meaning::V6(kept, bits)
                 }

@@ -259,25 +259,31 @@ fn contains(networks: &[IpNet], address: IpAddr) -> bool {
 }
 
 fn parse(text: &str) -> Result<IpNet, InvalidNetwork> {
-    let trimmed = text.trim();
-    let network = match trimmed.parse::<IpAddr>() {
-        Ok(address) => IpNet::from(address),
-        Err(_) => trimmed.parse().map_err(|_| {
-            InvalidNetwork(format!(
-                "{text:?} is not a network: write one such as \"10.0.0.0/8\" or \"2001:db8::/32\", or \
-                 a single address such as \"192.0.2.1\""
-            ))
-        })?,
+    let network = parse_strictly(text.trim()).ok_or_else(|| {
+        InvalidNetwork(format!(
+            "{text:?} is not a network: write one such as \"10.0.0.0/8\" or \"2001:db8::/32\", or a \
+             single address such as \"192.0.2.1\""
+        ))
+    })?;
+    let IpNet::V6(v6) = network else { return Ok(network) };
+    let mapped = [v6.addr(), v6.broadcast()].into_iter().find_map(|end| end.to_ipv4_mapped());
+    match (mapped, v6.prefix_len().checked_sub(96)) {
+        (None, _) => Ok(network),
+        (Some(address), Some(len)) => Ok(Ipv4Net::new_assert(address, len).into()),
+        (Some(_), None) => Err(InvalidNetwork(format!(
+            "{text:?} would never match, since IPv4-mapped addresses are compared as IPv4: write the \
+             network of IPv4, such as \"10.0.0.0/8\""
+        ))),
+    }
+}
+
+/// Numbers with leading zeros, which some programs read as octal, are no numbers.
+fn parse_strictly(text: &str) -> Option<IpNet> {
+    let Some((address, prefix)) = text.split_once('/') else {
+        return Some(text.parse::<IpAddr>().ok()?.into());
     };
-    Ok(match network {
-        IpNet::V6(mapped) if mapped.prefix_len() >= 96 => match mapped.addr().to_ipv4_mapped() {
-            Some(address) => Ipv4Net::new(address, mapped.prefix_len() - 96)
-                .expect("128 bits less 96 are 32")
-                .into(),
-            None => network,
-        },
-        _ => network,
-    })
+    let len = prefix.parse::<u8>().ok().filter(|len| len.to_string() == prefix)?;
+    IpNet::new(address.parse().ok()?, len).ok()
 }
 
 /// A text that is not a network, or a network that can't be trusted. `Display` shows what to write:

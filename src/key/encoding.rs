@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// `("a", "bc")` differs from `("ab", "c")`, and the name `"127.0.0.1"` differs from that address.
 ///
 /// Keys are created from numbers, names, addresses, and tuples of these. Text longer than 64 bytes
-/// is hashed. IPv4-mapped IPv6 addresses count as IPv4, others by their /64: [`Key::from_ip`].
+/// is hashed. IPv6 addresses count by their /64, or as the IPv4 address inside: [`Key::from_ip`].
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv6Addr};
@@ -91,9 +91,10 @@ impl Key {
         Self::of_part(tag::KEYED_SECRET, &hmac_sha256::HMAC::mac(value, secret))
     }
 
-    /// Creates a key from an address. An IPv6 address that is not IPv4-mapped counts by its first
-    /// `prefix` bits, at most 128. `Key::from(address)` uses 64. Link-local and unique local
-    /// addresses (`fe80::/10`, `fc00::/7`) count whole: strangers share their prefixes.
+    /// Creates a key from an address. An IPv6 address counts by its first `prefix` bits, at most
+    /// 128. `Key::from(address)` uses 64. Link-local and unique local addresses (`fe80::/10`,
+    /// `fc00::/7`) count whole, since strangers share their prefixes. Where an IPv4 address is
+    /// inside (`::ffff:192.0.2.1`, or behind NAT64 `64:ff9b::192.0.2.1`), that one counts.
     #[inline(always)]
     pub fn from_ip(address: IpAddr, prefix: u8) -> Self {
         match address {
@@ -265,6 +266,9 @@ impl Key {
     /// Never inlined, so that [`push_ip`](Self::push_ip) is small enough to be.
     #[inline(never)]
     fn push_ipv6(&mut self, address: Ipv6Addr, prefix: u8) {
+        if let Some(inside) = ipv4_inside(address) {
+            return self.push(tag::IPV4, &inside.octets());
+        }
         let is_local = address.is_unicast_link_local() || address.is_unique_local();
         let prefix = if is_local { 128 } else { prefix.min(128) };
         let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
@@ -272,6 +276,18 @@ impl Key {
         part[1..].copy_from_slice(&(u128::from(address) & mask).to_be_bytes());
         self.push(tag::IPV6, &part[..1 + usize::from(prefix.div_ceil(8))]);
     }
+}
+
+/// The IPv4 address in one of the well-known prefixes, which are for all of IPv4 and within one
+/// /64: that of NAT64, and those of translated and of compatible addresses. `::1` has none inside.
+fn ipv4_inside(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let [prefix @ .., a, b, c, d] = address.octets();
+    let is_known = match prefix {
+        [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0] => true,
+        [0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0] => true,
+        _ => prefix == [0; 12] && a != 0,
+    };
+    is_known.then_some(Ipv4Addr::new(a, b, c, d))
 }
 
 fn parts(encoded: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {

@@ -147,25 +147,36 @@ fn parse_address(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?;
     if let Some(bracketed) = text.strip_prefix('[') {
         let (address, port) = bracketed.split_once(']')?;
-        let address = address.parse::<Ipv6Addr>().ok()?;
+        let address = ipv6_address(address)?;
         let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
         return is_port.then_some(address.into());
     }
-    if let Ok(address) = text.parse::<IpAddr>() {
-        return Some(address);
+    if let Some(address) = ipv6_address(text) {
+        return Some(address.into());
     }
-    let (address, port) = text.split_once(':')?;
+    let Some((address, port)) = text.split_once(':') else {
+        return Some(text.parse::<Ipv4Addr>().ok()?.into());
+    };
     let address = address.parse::<Ipv4Addr>().ok()?;
     is_port(port).then_some(address.into())
+}
+
+/// A zone, as in `fe80::1%eth0`, names an interface of the proxy, and a link-local address is
+/// unique there without it.
+fn ipv6_address(text: &str) -> Option<Ipv6Addr> {
+    let Some((address, zone)) = text.split_once('%') else { return text.parse().ok() };
+    let address = address.parse::<Ipv6Addr>().ok().filter(Ipv6Addr::is_unicast_link_local)?;
+    is_plain(zone).then_some(address)
 }
 
 /// A number, or an obfuscated port of RFC 7239.
 fn is_port(text: &str) -> bool {
     match text.strip_prefix('_') {
-        Some(name) => {
-            let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
-            !name.is_empty() && name.bytes().all(plain)
-        }
+        Some(name) => is_plain(name),
         None => (1..=5).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit()),
     }
+}
+
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }

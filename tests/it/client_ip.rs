@@ -93,6 +93,8 @@ const X_FORWARDED_FOR: &[Case] = &[
     ("10.0.0.1", &["[2001:db8::7]:4711"], "2001:db8::7", "IPv6 with a port"),
     ("10.0.0.1", &["[::ffff:192.0.2.7]:4711"], "192.0.2.7", "IPv4 in IPv6 clothing with a port"),
     ("10.0.0.1", &["::ffff:c000:0207"], "192.0.2.7", "the same in hexadecimal"),
+    ("10.0.0.1", &["8.8.8.8, fe80::1%eth0"], "fe80::1", "a zone is the proxy's name of the link"),
+    ("10.0.0.1", &["[fe80::1%br-0.7]:4711"], "fe80::1", "in brackets, with a port"),
     ("10.0.0.1", &["\"192.0.2.7\""], "192.0.2.7", "in quotes"),
     ("10.0.0.1", &["\"[2001:db8::7]:4711\""], "2001:db8::7", "quotes, brackets and a port"),
     // An unreadable entry ends the walk at the last trusted address.
@@ -121,7 +123,10 @@ const X_FORWARDED_FOR: &[Case] = &[
     ("10.0.0.1", &["2001:db8::7]"], "10.0.0.1", "a bracket that was never opened"),
     ("10.0.0.1", &["[2001:db8::7]4711"], "10.0.0.1", "a port without a colon"),
     ("10.0.0.1", &["2001:db8:0:0:0:0:0:7:4711"], "10.0.0.1", "nine groups"),
-    ("10.0.0.1", &["fe80::1%eth0"], "10.0.0.1", "a zone means something on another machine only"),
+    ("10.0.0.1", &["fe80::1%"], "10.0.0.1", "a zone without a name"),
+    ("10.0.0.1", &["fe80::1%eth 0"], "10.0.0.1", "no name of a zone"),
+    ("10.0.0.1", &["2001:db8::7%eth0"], "10.0.0.1", "only link-local addresses have zones"),
+    ("10.0.0.1", &["192.0.2.7%eth0"], "10.0.0.1", "of IPv6"),
     ("10.0.0.1", &["\"192.0.2.7"], "10.0.0.1", "a quote that stays open"),
     ("10.0.0.1", &["\""], "10.0.0.1", "one quote is no pair"),
     ("10.0.0.1", &["unix:"], "10.0.0.1", "what nginx says of a unix socket"),
@@ -420,7 +425,6 @@ fn networks_are_read_in_every_spelling() {
         ("2001:db8::1", "2001:db8::1", "2001:db8::2"),
         ("::ffff:10.0.0.0/104", "10.9.9.9", "11.0.0.0"),
         ("::ffff:192.0.2.1", "192.0.2.1", "192.0.2.2"),
-        ("::ffff:10.0.0.0/80", "::1", "2001:db8::2"),
     ] {
         let client = client_ip().trusting([network]);
         let lines: &[(&str, &[u8])] = &[("x-forwarded-for", b"8.8.8.8")];
@@ -447,9 +451,21 @@ fn the_error_of_a_wrong_network_says_what_to_write() {
         "10.0.0.0/-1",
         "proxy.example",
         "10.0.0.0/8,192.0.2.1",
+        "010.0.0.0/8",
+        "10.0.0.01",
+        "10.0.0.0/08",
+        "10.0.0.0/+8",
+        "10.0.0.0/8/8",
+        "2001:db8::/032",
+        "fe80::1%eth0",
     ] {
         let error = client_ip().try_trusting([wrong]).expect_err(wrong).to_string();
         assert!(error.contains(r#"write one such as "10.0.0.0/8""#), "{error}");
+    }
+    // What is compared as IPv4 is in no network of IPv6.
+    for never in ["::ffff:0:0/95", "::ffff:10.0.0.0/8", "::ffff:10.0.0.0/80", "::fffe:0:0/95"] {
+        let error = client_ip().try_trusting([never]).expect_err(never).to_string();
+        assert!(error.contains("would never match"), "{error}");
     }
     for everybody in ["0.0.0.0/0", "::/0", "::ffff:0:0/96", "1.2.3.4/0"] {
         let error = client_ip().try_trusting([everybody]).expect_err(everybody).to_string();
