@@ -81,6 +81,36 @@ pub trait KeyExtractor: Send + Sync + 'static {
             }
         })
     }
+
+    /// Hashes what this extractor finds with a secret of your app, so that it is not readable in a
+    /// store. Of an address that is what counts it: an IPv6 address has one hash with its /64.
+    ///
+    /// ```
+    /// use std::net::IpAddr;
+    /// use tower_fixed_window::key::{PeerAddr, peer_ip};
+    /// use tower_fixed_window::{Key, KeyExtractor};
+    ///
+    /// let peer: IpAddr = "2001:db8::1".parse()?;
+    /// let request = http::Request::get("/").extension(PeerAddr((peer, 4711).into()));
+    /// let (parts, ()) = request.body(())?.into_parts();
+    /// let mut key = Key::default();
+    /// assert_eq!(peer_ip().hashed("secret of the app").extract(&parts, &mut key), Ok(()));
+    ///
+    /// let neighbor: IpAddr = "2001:db8::2".parse()?;
+    /// assert_eq!(key, Key::hmac("secret of the app", Key::from(neighbor).as_bytes()));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    fn hashed(self, secret: impl AsRef<[u8]> + Send + Sync + 'static) -> impl KeyExtractor
+    where
+        Self: Sized,
+    {
+        Extract(move |parts: &Parts, key: &mut Key| {
+            let mut plain = Key::default();
+            self.extract(parts, &mut plain)?;
+            key.append(&Key::hmac(&secret, plain.as_bytes()));
+            Ok(())
+        })
+    }
 }
 
 /// Why a request has no key. `Display` shows what is missing, or how to fix it.

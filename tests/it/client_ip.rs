@@ -337,11 +337,73 @@ fn ipv6_counts_by_its_prefix() {
     assert_ne!(key(&wide.ipv6_prefix(0), &b), key(&ours().ipv6_prefix(0), &c));
 }
 
+/// All of IPv4 is in one /64 of each of these prefixes, so one client would use up the count of all.
 #[test]
-fn a_missing_peer_address_is_a_server_error() {
-    let (parts, ()) = Request::new(()).into_parts();
-    let error = ours().address(&parts).expect_err("no peer");
-    assert!(error.to_string().contains("into_make_service_with_connect_info"));
+fn an_ipv6_address_with_an_ipv4_address_inside_counts_as_that_one() {
+    let of = |address: &str| key(&peer_ip(), &request(address, &[]));
+    for prefix in ["64:ff9b::", "::ffff:0:", "::ffff:", "::"] {
+        assert_eq!(of(&format!("{prefix}192.0.2.7")), of("192.0.2.7"), "{prefix}");
+        assert_ne!(of(&format!("{prefix}192.0.2.7")), of("192.0.2.8"), "{prefix}");
+        let behind = request("10.0.0.1", &[("x-forwarded-for", b"64:ff9b::192.0.2.7")]);
+        assert_eq!(key(&ours(), &behind), of("192.0.2.7"));
+    }
+    // The /96 beside each, this host, and no address.
+    for other in ["64:ff9b::1:c000:207", "64:ff9b:1::c000:207", "::fffe:0:c000:207", "::1", "::"] {
+        let other = other.parse::<IpAddr>().expect("an address");
+        assert!(Key::from(other).readable().to_string().ends_with("_64"), "{other}");
+    }
+    // A prefix of another length changes nothing.
+    let translated = "64:ff9b::192.0.2.7".parse().expect("an address");
+    assert_eq!(Key::from_ip(translated, 128), of("192.0.2.7"));
+    // Trust and allow lists take such an address for what it is.
+    let nat64 = client_ip().trusting(["64:ff9b::/96"]);
+    let from = request("64:ff9b::10.0.0.1", &[("x-forwarded-for", b"192.0.2.7")]);
+    assert_eq!(nat64.address(&from), Ok(IpAddr::from([192, 0, 2, 7])));
+    assert_eq!(ours().address(&from), Ok("64:ff9b::10.0.0.1".parse().expect("an address")));
+}
+
+#[test]
+fn a_hashed_address_is_the_hash_of_what_counts_it() {
+    const SECRET: &str = "secret of the app";
+    let peer = |address: &str| key(&peer_ip().hashed(SECRET), &request(address, &[]));
+    let client = |address: &str| {
+        let behind = request("10.0.0.1", &[("x-forwarded-for", address.as_bytes())]);
+        key(&ours().hashed(SECRET), &behind)
+    };
+    for of in [&peer as &dyn Fn(&str) -> Key, &client] {
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:ffff:ffff:ffff"), "one /64");
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:192.0.2.7"), of("192.0.2.7"));
+        assert_ne!(of("192.0.2.7"), of("192.0.2.8"));
+        assert_eq!(of("192.0.2.7").readable().to_string().len(), 65, "nothing of it is readable");
+    }
+    assert_eq!(peer("2001:db8::1"), client("2001:db8::2"));
+    let wide = key(&ours().ipv6_prefix(48).hashed(SECRET), &request("2001:db8::1", &[]));
+    assert_eq!(
+        wide,
+        key(&peer_ip().ipv6_prefix(48).hashed(SECRET), &request("2001:db8:0:1::", &[]))
+    );
+    assert_ne!(peer("192.0.2.7"), key(&peer_ip().hashed("another"), &request("192.0.2.7", &[])));
+    // In a combination it is one part, and what is missing stays missing.
+    let route = (peer_ip().hashed(SECRET), Key::from("/"));
+    assert_eq!(key(&route, &request("192.0.2.7", &[])), Key::from((peer("192.0.2.7"), "/")));
+    let (no_peer, ()) = Request::new(()).into_parts();
+    assert!(peer_ip().hashed(SECRET).extract(&no_peer, &mut Key::default()).is_err());
+}
+
+#[test]
+fn a_missing_peer_address_is_a_server_error_of_three_short_lines() {
+    for content_type in ["text/plain", "application/grpc"] {
+        let request = Request::builder().header("content-type", content_type);
+        let (parts, ()) = request.body(()).expect("a request").into_parts();
+        let error = ours().address(&parts).expect_err("no peer").to_string();
+        let lines: Vec<_> = error.lines().collect();
+        assert!(lines.len() == 3 && lines.iter().all(|line| line.len() <= 115), "{error}");
+        assert!(lines[0].contains("a middleware made a new request and lost its extensions"));
+        assert!(error.contains("PeerAddr"), "{error}");
+        let fix = ["into_make_service_with_connect_info", "TcpConnectInfo"];
+        assert!(lines[1].contains(fix[usize::from(content_type != "text/plain")]), "{error}");
+    }
 }
 
 #[test]
