@@ -117,32 +117,31 @@ fn is_grpc(parts: &Parts) -> bool {
 }
 
 macro_rules! no_peer {
-    ($axum:literal) => {
+    ($($fix:literal),*) => {
         concat!(
-            "requests carry no peer address. axum: ",
-            $axum,
-            "serve the app with `axum::serve(listener, \
-             app.into_make_service_with_connect_info::<SocketAddr>())`. Other servers, and axum with \
-             a `Connected` type of your own: insert `tower_fixed_window::key::PeerAddr` into each \
-             request's extensions (salvo: in a handler before the limit, by `.hoop(..)`), or write \
-             `.key_fn(..)`; docs/other-stacks.md has a \
-             program for each. A Unix socket has no addresses: in axum, write \
-             `.layer(axum::Extension(PeerAddr(([127, 0, 0, 1], 0).into())))` after the limit, and for \
-             the clients of a proxy `client_ip().trusting([\"127.0.0.1\"])`"
+            "requests carry no peer address: the server sets none, or a middleware made a new \
+             request and lost its extensions",
+            $("\n  ", $fix),*
         )
     };
 }
 
 #[cfg(feature = "axum")]
-const NO_PEER: &str = no_peer!("");
+const NO_PEER: &str = no_peer!(
+    "axum: serve `app.into_make_service_with_connect_info::<SocketAddr>()`",
+    "other servers, Unix sockets: set `tower_fixed_window::key::PeerAddr`, as docs/other-stacks.md does"
+);
 
 #[cfg(not(feature = "axum"))]
-const NO_PEER: &str = no_peer!("enable the feature `axum` of tower-fixed-window, and ");
+const NO_PEER: &str = no_peer!(
+    "axum: enable the feature `axum`, serve `app.into_make_service_with_connect_info::<SocketAddr>()`",
+    "other servers, Unix sockets: set `tower_fixed_window::key::PeerAddr`, as docs/other-stacks.md does"
+);
 
-const NO_PEER_GRPC: &str = "gRPC requests carry no peer address that the rate limit knows. tonic: \
-    write `.key_fn(|parts| Some(Key::from(parts.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip())))`, \
-    with `get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref()` under TLS. Other servers: insert \
-    `tower_fixed_window::key::PeerAddr` into each request's extensions";
+const NO_PEER_GRPC: &str = no_peer!(
+    "tonic: `.key_fn(|parts| Some(Key::from(parts.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip())))`",
+    "TLS: `get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref()`; others: `tower_fixed_window::key::PeerAddr`"
+);
 
 const HINT: &str = "requests with forwarding headers come from a loopback or private address and \
     count by it: if that is a proxy, all of its clients share one count. Write \

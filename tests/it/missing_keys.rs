@@ -103,9 +103,7 @@ async fn a_missing_peer_address_is_a_500_and_its_fix_is_logged_once() {
     // Tests that run meanwhile may have limits of the same names.
     let mistakes = log.lines().filter(|line| !line.contains("rate limits are named"));
     assert_eq!(mistakes.count(), 1, "{log}");
-    assert!(log.contains("ERROR tower_fixed_window: "), "{log}");
-    assert!(log.contains("into_make_service_with_connect_info::<SocketAddr>()"), "{log}");
-    assert!(log.contains("PeerAddr"), "{log}");
+    assert!(log.contains("ERROR tower_fixed_window: requests carry no peer address"), "{log}");
 }
 
 #[tokio::test]
