@@ -19,27 +19,41 @@ use crate::observe;
 /// It appends the parts it finds to the key, or returns what is missing. A request without a key is
 /// refused; [`or`](Self::or) adds a fallback.
 ///
-/// An extractor of your own, beside closures ([`key_fn`](crate::key::key_fn)):
+/// An extractor of your own, beside closures ([`key_fn`](crate::key::key_fn)). It counts by the
+/// number that the app uses, since a client can write one number in many ways:
 ///
 /// ```
 /// use http::request::Parts;
 /// use tower_fixed_window::{Key, KeyExtractor, MissingKey};
 ///
+/// /// The number of a tenant, in a header that your gateway sets.
 /// struct Tenant;
 ///
 /// impl KeyExtractor for Tenant {
 ///     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
-///         let host = parts.uri.host().ok_or(MissingKey::client("a host"))?;
-///         key.append(&Key::from(host));
+///         let mut values = parts.headers.get_all("x-tenant").iter();
+///         let tenant = match (values.next(), values.next()) {
+///             (None, _) => return Err(MissingKey::client("the x-tenant header")),
+///             (Some(one), None) => one.to_str().ok().and_then(|text| text.parse::<u64>().ok()),
+///             _ => None,
+///         };
+///         let tenant = tenant.ok_or(MissingKey::unusable("no single number in x-tenant"))?;
+///         key.append(&Key::from(tenant));
 ///         Ok(())
 ///     }
 /// }
 ///
-/// let (parts, ()) = http::Request::get("http://acme.example/").body(())?.into_parts();
-/// let mut key = Key::default();
-/// assert_eq!(Tenant.or(Key::global()).extract(&parts, &mut key), Ok(()));
-/// assert_eq!(key, Key::from("acme.example"));
-/// # Ok::<_, http::Error>(())
+/// let key = |request: http::request::Builder| {
+///     let (parts, ()) = request.body(()).unwrap().into_parts();
+///     let mut key = Key::default();
+///     Tenant.or(Key::from("none")).extract(&parts, &mut key).map(|()| key)
+/// };
+/// let get = || http::Request::get("/");
+///
+/// assert_eq!(key(get().header("x-tenant", "007")), Ok(Key::from(7_u64)));
+/// assert_eq!(key(get()), Ok(Key::from("none")));
+/// // What is there and can't be used is not missing: there is no fallback.
+/// assert!(key(get().header("x-tenant", "7").header("x-tenant", "8")).is_err());
 /// ```
 ///
 /// An extractor that a setting chooses is a `Box<dyn KeyExtractor>`. Several limits share one in an
@@ -54,10 +68,12 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// Appends what the request has to `key`.
     ///
     /// # Errors
-    /// What is missing, and whether the client or the server caused it.
+    /// What is missing or can't be used, and whether the client or the server caused it.
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey>;
 
-    /// Falls back to another extractor if this one finds no key.
+    /// Falls back to another extractor if this one finds no key. What the client sent and can't be
+    /// used ([`MissingKey::unusable`]) is refused, with no fallback: otherwise a client could
+    /// choose by what it is counted.
     fn or(self, other: impl KeyExtractor) -> impl KeyExtractor
     where
         Self: Sized,
@@ -73,6 +89,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
                     }
                     Ok(())
                 }
+                Err(unusable) if unusable.is_unusable() => Err(unusable),
                 Err(missing) => {
                     note_missing(&missing, &missed);
                     key.truncate(len);
@@ -113,13 +130,15 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 }
 
-/// Why a request has no key. `Display` shows what is missing, or how to fix it.
+/// Why a request has no key. `Display` shows what is missing or can't be used, or how to fix it.
 ///
 /// ```
 /// use tower_fixed_window::MissingKey;
 ///
 /// let missing = MissingKey::client("the x-api-key header");
 /// assert_eq!(missing.to_string(), "the x-api-key header");
+/// let unusable = MissingKey::unusable("an x-api-key header without a value");
+/// assert_eq!(unusable.to_string(), "an x-api-key header without a value");
 /// let fix = MissingKey::server("add the authentication layer");
 /// assert_eq!(fix.to_string(), "add the authentication layer");
 /// ```
@@ -130,15 +149,23 @@ pub struct MissingKey(Missing);
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Missing {
     Client(Cow<'static, str>),
+    Unusable(Cow<'static, str>),
     Server(Cow<'static, str>),
     Header(HeaderName),
     Extension(&'static str),
 }
 
 impl MissingKey {
-    /// The client left something out, such as `"the x-api-key header"`: 400.
+    /// The client left something out, such as `"the x-api-key header"`: 400, unless there is a
+    /// fallback. The response says "The request lacks", and this.
     pub fn client(what: impl Into<Cow<'static, str>>) -> Self {
         Self(Missing::Client(what.into()))
+    }
+
+    /// The client sent something that can't be used, such as a header twice: 400, and
+    /// [`or`](KeyExtractor::or) does not fall back. The response says "The request has", and this.
+    pub fn unusable(what: impl Into<Cow<'static, str>>) -> Self {
+        Self(Missing::Unusable(what.into()))
     }
 
     /// The server's configuration leaves requests without a key: 500. The text says how to fix it,
@@ -148,15 +175,21 @@ impl MissingKey {
     }
 
     pub(crate) fn is_client(&self) -> bool {
-        matches!(self.0, Missing::Client(_) | Missing::Header(_))
+        matches!(self.0, Missing::Client(_) | Missing::Header(_)) || self.is_unusable()
+    }
+
+    pub(crate) fn is_unusable(&self) -> bool {
+        matches!(self.0, Missing::Unusable(_))
     }
 }
 
 impl fmt::Display for MissingKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Missing::Client(text) | Missing::Server(text) => f.write_str(text),
-            Missing::Header(name) => write!(f, "exactly one {name} header"),
+            Missing::Client(text) | Missing::Unusable(text) | Missing::Server(text) => {
+                f.write_str(text)
+            }
+            Missing::Header(name) => write!(f, "the {name} header"),
             Missing::Extension(name) => write!(
                 f,
                 "the rate limit counts by the extension `{name}`, and no outer layer sets it: put the \
@@ -298,10 +331,11 @@ where
 /// verified user](crate::guide::keys#a-verified-user), or add a limit per
 /// [`peer_ip`](super::peer_ip).
 ///
-/// A request is refused with 400 if the header is missing, empty, or occurs more than once;
-/// [`or`](KeyExtractor::or) adds a fallback. Any other value is a key, byte for byte, also if it is
-/// long or not text. Only in `authorization` and `proxy-authorization`, the scheme's case and the
-/// number of spaces behind it make no difference: `Bearer t` is `Key::secret("bearer t")`.
+/// A request is refused with 400 if the header is missing, unless [`or`](KeyExtractor::or) adds a
+/// fallback; and in any case if it is empty or occurs more than once, since your app might read one
+/// of these values. Any other value is a key, byte for byte, even if it is long or not text. Only
+/// in `authorization` and `proxy-authorization`, the scheme's case and the number of spaces behind
+/// it make no difference: `Bearer t` is `Key::secret("bearer t")`.
 ///
 /// # Panics
 /// If `name` is not a valid header name in lower case.
@@ -319,7 +353,7 @@ where
 ///
 /// assert_eq!(key(get().header("x-api-key", "alpha")), Ok(Key::secret("alpha")));
 /// let twice = key(get().header("x-api-key", "alpha").header("x-api-key", "beta"));
-/// assert_eq!(twice.unwrap_err().to_string(), "exactly one x-api-key header");
+/// assert_eq!(twice.unwrap_err().to_string(), "more than one x-api-key header");
 /// ```
 #[track_caller]
 pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
@@ -331,11 +365,15 @@ pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
         let values = parts.headers.get_all(&name).iter();
         let mut values = values.map(|value| value.as_bytes().trim_ascii());
         match (values.next(), values.next()) {
-            (Some(value), None) if !value.is_empty() => match name {
+            (None, _) => return Err(MissingKey(Missing::Header(name.clone()))),
+            (_, Some(_)) => {
+                return Err(MissingKey::unusable(format!("more than one {name} header")));
+            }
+            (Some(b""), _) => return Err(MissingKey::unusable(format!("an empty {name} header"))),
+            (Some(value), _) => match name {
                 AUTHORIZATION | PROXY_AUTHORIZATION => key.push_credentials(value),
                 _ => key.push_secret(value),
             },
-            _ => return Err(MissingKey(Missing::Header(name.clone()))),
         }
         Ok(())
     })

@@ -137,7 +137,8 @@ impl<'a> Rejection<'a> {
                 text
             }
             Reason::MissingKey(missing) if missing.is_client() => {
-                format!("The request lacks {missing}")
+                let verb = if missing.is_unusable() { "has" } else { "lacks" };
+                format!("The request {verb} {missing}")
             }
             Reason::MissingKey(_) => {
                 "The rate limit of this server is misconfigured; its log says how to fix it".into()
