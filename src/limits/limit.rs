@@ -116,20 +116,28 @@ impl Limit {
         self
     }
 
-    /// Sets who is counted by a closure. If it returns `None`, the request is refused.
+    /// Sets who is counted by a closure. If it returns `None`, the request is refused. A client can
+    /// write a path, a host or a header in many ways: count by [what your app makes of
+    /// it](crate::guide::keys#what-a-client-can-spell).
     ///
     /// ```
     /// use http::Request;
     /// use tower_fixed_window::testing::ask;
     /// use tower_fixed_window::{FixedWindowLayer, Key, Limit, Quota};
     ///
-    /// let by_path = Limit::new(Quota::per_minute(1))
-    ///     .key_fn(|parts| Some(Key::from(parts.uri.path())));
-    /// let layer = FixedWindowLayer::new(by_path);
+    /// /// Your authentication layer puts it into the request's extensions.
+    /// #[derive(Clone)]
+    /// struct Claims { organisation: u64 }
     ///
-    /// assert_eq!(ask(&layer, Request::get("/a")).status(), 200);
-    /// assert_eq!(ask(&layer, Request::get("/b")).status(), 200);
-    /// assert_eq!(ask(&layer, Request::get("/a")).status(), 429);
+    /// let by_organisation = Limit::new(Quota::per_minute(1))
+    ///     .key_fn(|parts| Some(Key::from(parts.extensions.get::<Claims>()?.organisation)));
+    /// let layer = FixedWindowLayer::new(by_organisation);
+    /// let of = |organisation| Request::get("/").extension(Claims { organisation });
+    ///
+    /// assert_eq!(ask(&layer, of(1)).status(), 200);
+    /// assert_eq!(ask(&layer, of(2)).status(), 200);
+    /// assert_eq!(ask(&layer, of(1)).status(), 429);
+    /// assert_eq!(ask(&layer, Request::get("/")).status(), 400);
     /// ```
     pub fn key_fn<F>(self, key: F) -> Self
     where

@@ -503,7 +503,7 @@ fn payment() {
 
 #[test]
 fn password_reset() {
-    as_in_the_recipes(example("password_reset"), 4);
+    as_in_the_recipes(example("password_reset"), 5);
 }
 
 #[test]
