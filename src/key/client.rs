@@ -60,7 +60,7 @@ impl Trust {
 impl ClientIp {
     /// Trusts the proxies in these networks, in addition to earlier calls. A single address is a
     /// network, too. Bits after the prefix are ignored. A client in a trusted network can forge its
-    /// address.
+    /// address: a CDN's networks may hold requests of its other customers, too.
     ///
     /// # Panics
     /// If an entry is not a network, or contains every address; or after
@@ -176,6 +176,10 @@ impl ClientIp {
     /// Returns a closure that checks if the client's address is in one of these networks: an allow
     /// list, as in the example of [`FixedWindowLayer::skip`](crate::FixedWindowLayer::skip). It
     /// returns `false` if the address can't be determined.
+    ///
+    /// A trusted peer without the header counts as the client itself, as in its health checks. Some
+    /// proxies let a client remove the header (`connection: x-forwarded-for`). So leave the
+    /// networks of your proxies out of this list.
     ///
     /// # Panics
     /// If an entry is not a network. Parse the entries of a configuration file first, as

@@ -329,7 +329,8 @@ where
 ///
 /// **The value is unverified.** A client that invents a new value gets a fresh count. Count by [a
 /// verified user](crate::guide::keys#a-verified-user), or add a limit per
-/// [`peer_ip`](super::peer_ip).
+/// [`peer_ip`](super::peer_ip). If your check accepts one key in several spellings, count by what it
+/// finds.
 ///
 /// A request is refused with 400 if the header is missing, unless [`or`](KeyExtractor::or) adds a
 /// fallback; and in any case if it is empty or occurs more than once, since your app might read one
