@@ -40,7 +40,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct Key(Repr);
 
 /// Most keys are an address, a number, a hash, or a number and a route: these need no allocation
-/// and are cheap to move.
+/// and are cheap to move. Bytes that fit are inline, since a short key is hashed by its form.
 #[derive(Clone)]
 enum Repr {
     /// Unused bytes are 0.
@@ -154,7 +154,8 @@ impl Key {
     pub(crate) fn from_encoded(bytes: &[u8]) -> Option<Self> {
         let mut key = Self::default();
         key.extend(bytes);
-        let whole = parts(bytes).map(|(_, part)| 2 + part.len()).sum::<usize>() == bytes.len();
+        let parts = parts(bytes).take_while(|(tag, _)| *tag != 0);
+        let whole = parts.map(|(_, part)| 2 + part.len()).sum::<usize>() == bytes.len();
         whole.then_some(key)
     }
 
@@ -183,13 +184,9 @@ impl Key {
     }
 
     pub(super) fn truncate(&mut self, to: usize) {
-        match &mut self.0 {
-            Repr::Inline { len, bytes } => {
-                *len = to.min((*len).into()) as u8;
-                bytes[usize::from(*len)..].fill(0);
-            }
-            Repr::Heap(bytes) => bytes.truncate(to),
-        }
+        let mut kept = Self::default();
+        kept.extend(&self.as_bytes()[..to.min(self.len())]);
+        *self = kept;
     }
 
     /// Ends a part of a composite that begins at `from`. Where nothing was found for it, or several

@@ -3,19 +3,23 @@
 //! and hmac, and FNV-1a with fmix64 written out there).
 
 use std::fmt::Write;
+use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use http::Request;
 use proptest::prelude::*;
 use tower_fixed_window::key::header;
 use tower_fixed_window::store::{Account, Scope};
 use tower_fixed_window::{
-    Key, KeyExtractor, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas,
+    KeptReceipt, Key, KeyExtractor, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas,
 };
 
 use crate::trace::ms;
 use crate::{answer, sized};
+
+const NOW_MS: u64 = 1_700_000_040_000;
 
 fn hex(key: &Key) -> String {
     key.as_bytes().iter().fold(String::new(), |mut text, byte| {
@@ -336,6 +340,71 @@ fn an_absent_part_never_meets_a_value_of_its_neighbour() {
     assert_ne!(found(&pair, &both), found(&pair, &both[..1]));
     let (user, app) = ([both[0], ("x-user", "1")], [both[0], ("x-app", "1")]);
     assert_ne!(found(&nested, &user), found(&nested, &app));
+}
+
+/// A key in each way that it can be built: from its parts, copied, by a fallback after an extractor
+/// that had found other parts and then failed, and appended to what is left of those.
+fn in_each_way(wanted: &[Part], found: &[Part]) -> Vec<Key> {
+    let (head, ()) = Request::get("/").body(()).unwrap().into_parts();
+    let extracted = |extractor: &dyn KeyExtractor| {
+        let mut key = Key::default();
+        extractor.extract(&head, &mut key).expect("there is a fallback");
+        key
+    };
+    let (wanted, found) = (key(wanted), key(found));
+    let failing = || (found.clone(), header("x-user"));
+    let mut appended = extracted(&failing().or(Key::global()));
+    appended.append(&wanted);
+    let mut ways = vec![(&wanted).into(), appended, extracted(&failing().or(wanted.clone()))];
+    let cut = (wanted.clone(), found.clone(), header("x-user"));
+    ways.push(extracted(&cut.or(failing()).or(wanted.clone())));
+    ways.push(wanted);
+    ways
+}
+
+/// Wherever keys are used: in tables, by resets, receipts, the quotas of one key, and files.
+fn assert_is_one_key(ways: &[Key]) {
+    let hash = RandomState::new();
+    for (one, other) in ways.iter().flat_map(|one| ways.iter().map(move |other| (one, other))) {
+        assert_eq!((one, hash.hash_one(one)), (other, hash.hash_one(other)));
+    }
+    let folder = crate::saved::folder();
+    let limiter = || {
+        let store = MemoryStore::with_max_keys(16).clock(ManualClock::at_ms(NOW_MS));
+        let store = store.saved_to(folder.path().join("counts"), Duration::MAX).expect("opens");
+        Quota::per_hour(100).name("x").store(store)
+    };
+    let mut first = limiter();
+    for (i, key) in ways.iter().enumerate() {
+        assert_eq!(answer(first.check(key)).used(), 2 * i as u64 + 1);
+        let receipt = answer(first.charge(key, 5)).expect("it passes").keep().expect("it has a name");
+        let text = serde_json::to_string(&receipt).expect("text");
+        answer(first.settle(serde_json::from_str::<KeptReceipt>(&text).expect("a receipt"), 1));
+        drop(first);
+        first = limiter();
+    }
+    for key in ways {
+        assert_eq!(answer(first.peek(key)).used(), 2 * ways.len() as u64);
+        first.set_key_quotas_until(key, Quota::per_hour(7), UNIX_EPOCH + Duration::MAX / 4);
+        assert_eq!(first.key_quotas().len(), 1);
+        assert!(ways.iter().all(|other| answer(first.peek(other)).limit() == 7));
+    }
+    for key in ways {
+        answer(first.reset(key));
+        assert!(ways.iter().all(|other| answer(first.peek(other)).used() == 0));
+        answer(first.check(&ways[0]));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(sized(200, 5_000)) })]
+
+    #[test]
+    fn keys_of_the_same_bytes_are_one_key_however_they_were_built(
+        wanted in prop::collection::vec(part(), 0..3), found in prop::collection::vec(part(), 0..5),
+    ) {
+        assert_is_one_key(&in_each_way(&wanted, &found));
+    }
 }
 
 /// How many of 10,000 keys have the end of their window in each hundredth of it.
