@@ -1,5 +1,6 @@
 //! The counters of a key, [`Account`], and their name, [`Scope`].
 
+use std::array;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::decision::{Label, LimitName};
 use crate::key::Key;
 use crate::observe::{Meters, Observed};
-use crate::quota::{Anchor, Quota, Quotas, fmix64};
+use crate::quota::{Anchor, Quota, Quotas};
 use crate::window::{State, Window, stagger};
 
 /// The counters of a key, under a scope, for a set of quotas.
@@ -159,10 +160,13 @@ pub(crate) fn instant(now: u64) -> i64 {
 #[derive(Clone)]
 pub struct Scope(Arc<Named>);
 
+/// Half of a name's SHA-256: two names of one id can't be found.
+pub(crate) type ScopeId = [u64; 2];
+
 struct Named {
     name: Arc<str>,
     limit_name: LimitName,
-    id: u64,
+    id: ScopeId,
     meters: Meters,
 }
 
@@ -177,7 +181,10 @@ impl Scope {
             Self::is_name(name),
             "{name:?} can't name a rate limit: write 1 to 64 of a-z, 0-9, '_', '.', '-', as in .name(\"login\")"
         );
-        let id = stagger(name, b"");
+        let hash = hmac_sha256::Hash::hash(name.as_bytes());
+        let half = |at: usize| array::from_fn(|i| hash[at + i]);
+        // An id of a scope without a name has a 0 there.
+        let id = [u64::from_le_bytes(half(0)), u64::from_le_bytes(half(8)) | 1];
         Self::new(name, id)
     }
 
@@ -189,11 +196,10 @@ impl Scope {
     /// Creates a scope that no other limiter can find, a new one at each call.
     pub(crate) fn unnamed() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let id = fmix64(NEXT.fetch_add(1, Ordering::Relaxed));
-        Self::new("", id)
+        Self::new("", [NEXT.fetch_add(1, Ordering::Relaxed), 0])
     }
 
-    fn new(name: &str, id: u64) -> Self {
+    fn new(name: &str, id: ScopeId) -> Self {
         let (limit_name, meters) = (LimitName::of(name), Meters::default());
         Self(Arc::new(Named { name: name.into(), limit_name, id, meters }))
     }
@@ -218,7 +224,7 @@ impl Scope {
     }
 
     /// The same for equal names, and another for each unnamed scope.
-    pub(crate) fn id(&self) -> u64 {
+    pub(crate) fn id(&self) -> ScopeId {
         self.0.id
     }
 }

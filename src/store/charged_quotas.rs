@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::account::Scope;
+use super::account::{Scope, ScopeId};
 use crate::quota::Quota;
 use crate::sync::Mutex;
 
@@ -26,7 +26,7 @@ pub(super) struct ChargedQuotas {
 
 #[derive(Clone, Default)]
 pub(super) struct NotedScopes {
-    pub(super) scopes: HashMap<u64, NotedScope>,
+    pub(super) scopes: HashMap<ScopeId, NotedScope>,
     count: usize,
     /// Further ones were not noted.
     pub(super) others: bool,
@@ -50,7 +50,8 @@ impl ChargedQuotas {
     #[inline]
     pub(super) fn note(&self, scope: &Scope, quota: &Quota) -> bool {
         // 0 is no mark.
-        let mark = (scope.id().rotate_left(32) ^ quota.identity()).max(1);
+        let [low, high] = scope.id();
+        let mark = (low ^ high.rotate_left(32) ^ quota.identity()).max(1);
         self.cells(mark).any(|cell| cell.load(Ordering::Relaxed) == mark)
             || self.add_counter(scope, quota, mark)
     }
@@ -87,14 +88,14 @@ impl ChargedQuotas {
 }
 
 impl NotedScopes {
-    pub(super) fn add_counter(&mut self, scope: u64, quota: &Quota) -> bool {
+    pub(super) fn add_counter(&mut self, scope: ScopeId, quota: &Quota) -> bool {
         let room = self.count < MAX_OF_ALL;
         if !room && !self.scopes.contains_key(&scope) {
             self.others = true;
             return false;
         }
         let scope = self.scopes.entry(scope).or_default();
-        if scope.quotas.iter().any(|other| other.identity() == quota.identity()) {
+        if scope.quotas.iter().any(|other| other.same_counter(quota)) {
             return true;
         }
         if !room || scope.quotas.len() == MAX_OF_A_SCOPE {

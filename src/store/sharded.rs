@@ -96,16 +96,19 @@ impl<S: Default> Sharded<S> {
 
 #[inline(always)]
 fn hash(hasher: &impl BuildHasher, scope: &Scope, key: &Key) -> u64 {
-    match key.as_word() {
-        Some(word) => hasher.hash_one((scope.id(), word)),
-        None => hash_bytes(hasher, scope, key),
-    }
+    let [low, high] = scope.id();
+    let hash = match key.as_word() {
+        Some(word) => hasher.hash_one((low, word)),
+        None => hash_bytes(hasher, low, key),
+    };
+    // Keeps two names with one lower half apart for the same key; all else is hashed by a seed.
+    hash ^ high
 }
 
 /// Not inlined, so that short keys need no registers for it.
 #[inline(never)]
-fn hash_bytes(hasher: &impl BuildHasher, scope: &Scope, key: &Key) -> u64 {
-    hasher.hash_one((scope.id(), key.as_bytes()))
+fn hash_bytes(hasher: &impl BuildHasher, scope: u64, key: &Key) -> u64 {
+    hasher.hash_one((scope, key.as_bytes()))
 }
 
 #[inline]

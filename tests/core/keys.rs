@@ -13,9 +13,11 @@ use proptest::prelude::*;
 use tower_fixed_window::key::header;
 use tower_fixed_window::store::{Account, Scope};
 use tower_fixed_window::{
-    KeptReceipt, Key, KeyExtractor, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas,
+    KeptReceipt, Key, KeyExtractor, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota,
+    Quotas,
 };
 
+use crate::reference::stagger;
 use crate::trace::ms;
 use crate::{answer, sized};
 
@@ -377,7 +379,8 @@ fn assert_is_one_key(ways: &[Key]) {
     let mut first = limiter();
     for (i, key) in ways.iter().enumerate() {
         assert_eq!(answer(first.check(key)).used(), 2 * i as u64 + 1);
-        let receipt = answer(first.charge(key, 5)).expect("it passes").keep().expect("it has a name");
+        let receipt =
+            answer(first.charge(key, 5)).expect("it passes").keep().expect("it has a name");
         let text = serde_json::to_string(&receipt).expect("text");
         answer(first.settle(serde_json::from_str::<KeptReceipt>(&text).expect("a receipt"), 1));
         drop(first);
@@ -405,6 +408,32 @@ proptest! {
     ) {
         assert_is_one_key(&in_each_way(&wanted, &found));
     }
+}
+
+/// Under a hash that can be turned back, such as FNV-1a, these have one value.
+#[test]
+fn names_chosen_for_a_hash_are_two_names() {
+    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
+    let names = ["rk4qisfchb53c", "7ounphphekkik"];
+    assert_eq!(stagger(names[0], b""), stagger(names[1], b""));
+    let limits = names.map(|name| Quota::per_hour(5).name(name));
+    let limits = Limits::new(limits).store(store.clone());
+    let both = |cost| answer(limits.check(names.map(|name| Line::new(name, "alice", cost))));
+    let used = || names.map(|name| answer(limits.of(name).peek("alice")).used());
+    assert!(both(2).allowed());
+    assert!(answer(limits.of(names[0]).check_cost("alice", 3)).allowed());
+    assert_eq!(used(), [5, 2]);
+    answer(limits.of(names[0]).reset("alice"));
+    assert_eq!(used(), [0, 2]);
+    // Nor where keys share counts.
+    let full = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW_MS));
+    let flood = Quota::per_week(1).name("flood").store(full.clone());
+    (0..1_000_u64).for_each(|key| drop(answer(flood.check(key))));
+    let passed = names.map(|name| {
+        let limiter = Quota::per_hour(5).name(name).store(full.clone());
+        (0..9).filter(|_| answer(limiter.check("alice")).allowed()).count()
+    });
+    assert_eq!(passed, [5, 5]);
 }
 
 /// How many of 10,000 keys have the end of their window in each hundredth of it.

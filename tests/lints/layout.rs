@@ -12,7 +12,7 @@ const MAX_LINES: usize = 600;
 const CRATES: [(&str, &[&str]); 12] = [
     ("axum", &["key", "middleware"]),
     ("foldhash", &["limits", "store/sharded"]),
-    ("hmac_sha256", &["key"]),
+    ("hmac_sha256", &["key", "store/account"]),
     ("http", &["key", "limits", "middleware", "testing"]),
     ("ipnet", &["key"]),
     ("jiff", &["quota"]),

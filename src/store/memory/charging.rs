@@ -43,7 +43,7 @@ impl MemoryStore {
         }
         let quota = quotas.first();
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
-        let (time, home) = (&self.memory.time, Home { hash, scope: scope.id() });
+        let (time, home) = (&self.memory.time, Home { hash, scope: scope.id()[0] });
         if !charge.is_plain() || !quota.is_plain() {
             return Err(Undecided(Reached::Shard(shard, home)));
         }

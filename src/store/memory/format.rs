@@ -1,14 +1,14 @@
 //! Counters as bytes, with a version and a checksum. All numbers are little-endian.
 //!
 //! - 8 bytes: `tfwcount`
-//! - 4: the version of the format, 1
+//! - 4: the version of the format, 2
 //! - 4: the number of shards
 //! - 8, 8: the seeds of the hash
 //! - 8: what the hash makes of a few known keys: another hash would find nothing
 //! - for each shard: the table of its own entries, the table of shared entries; then, 8 bytes each,
 //!   the latest time that it has seen, and until when entries of a clock that was ahead may begin
 //! - 1, 4: whether there are scopes that the list does not have, and how many it has
-//! - for each scope: 8: the hash of its name; 1: whether it was charged under more quotas than the
+//! - for each scope: 16: the hash of its name; 1: whether it was charged under more quotas than the
 //!   list has; 4: how many follow; each as 2 bytes for its length and the text that a configuration
 //!   file would have
 //! - 8: when it was saved, in milliseconds since the epoch
@@ -31,7 +31,7 @@ use crate::quota::{FNV_1A, Quota, fnv_1a};
 use crate::window::MAX;
 
 const MAGIC: [u8; 8] = *b"tfwcount";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Buckets that are copied under a lock: few, so that a waiting charge spins and does not sleep.
 const STEP: usize = 4;
 pub(super) const CHUNK: usize = 1 << 16;
@@ -124,7 +124,7 @@ fn write_counters(counters: &ChargedQuotas, bytes: &mut Vec<u8>) {
     bytes.push(others.into());
     bytes.extend((scopes.len() as u32).to_le_bytes());
     for (scope, NotedScope { quotas, others }) in scopes {
-        bytes.extend(scope.to_le_bytes());
+        scope.iter().for_each(|half| bytes.extend(half.to_le_bytes()));
         bytes.push(others.into());
         bytes.extend((quotas.len() as u32).to_le_bytes());
         for quota in quotas {
@@ -256,7 +256,7 @@ impl<R: Read> Input<'_, R> {
         let mut noted = NotedScopes::default();
         noted.others = self.flag()?;
         for _ in 0..self.u32()? {
-            let (scope, mut others) = (self.u64()?, self.flag()?);
+            let (scope, mut others) = ([self.u64()?, self.u64()?], self.flag()?);
             for _ in 0..self.u32()? {
                 match self.quota()? {
                     Some(quota) => _ = noted.add_counter(scope, &quota),

@@ -122,8 +122,8 @@ fn changed(bytes: &[u8], at: usize, to: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_file_of_another_version_is_not_used() {
-    let (told, store, deploys) = open(&changed(&saved(), 8, &2_u32.to_le_bytes()));
-    assert_eq!(told, "it has version 2 of the format");
+    let (told, store, deploys) = open(&changed(&saved(), 8, &1_u32.to_le_bytes()));
+    assert_eq!(told, "it has version 1 of the format");
     assert_works(store, &deploys);
     // The seeds and what becomes of known keys by them.
     for at in [16, 24, 32] {
