@@ -37,6 +37,8 @@ enum StateEnd {
     At(i64),
     /// Stored in a later window, since the clock stepped back (S4).
     Moved(i64),
+    /// Nothing leaves the count before (S30).
+    Shared(i64),
 }
 
 impl StateEnd {
@@ -44,15 +46,7 @@ impl StateEnd {
     fn known(self) -> Option<i64> {
         match self {
             Self::New => None,
-            Self::At(until) | Self::Moved(until) => Some(until),
-        }
-    }
-
-    fn map(self, f: impl FnOnce(i64) -> i64) -> Self {
-        match self {
-            Self::New => Self::New,
-            Self::At(until) => Self::At(f(until)),
-            Self::Moved(until) => Self::Moved(f(until)),
+            Self::At(until) | Self::Moved(until) | Self::Shared(until) => Some(until),
         }
     }
 }
@@ -201,14 +195,32 @@ impl<'a> Window<'a> {
         Self { used, until: StateEnd::At(until), ..window }
     }
 
-    pub(crate) fn moved(&self, now: i64, shift: u64) -> Self {
-        let Self { start, end, .. } = Self::new(now, self.quota, shift);
-        let moved = Self { start, end, ..*self };
-        let until = self.until.map(|until| match self.quota.anchor {
-            Anchor::Calendar(_) => moved.after(self.left().unwrap_or(1)),
-            _ => until.saturating_sub(self.start).saturating_add(start).min(MAX),
-        });
-        Self { until, ..moved }
+    /// The window of a key whose count others share, which was last charged at the state's start.
+    /// All that is taken stays in it until it ends: what a window grants under one key's limit must
+    /// not pay for the tokens of a key that has a lower one.
+    pub(crate) fn shared(now: i64, state: State, quota: &'a Quota, shift: u64) -> Self {
+        let window = Self::new(now, quota, shift);
+        let until = if state.start.saturating_sub(now) < window.end - window.start {
+            StateEnd::Shared(state.until)
+        } else {
+            StateEnd::Moved((state.until - state.start).saturating_add(window.start).min(MAX))
+        };
+        Self { used: state.used.max(window.used), until, ..window }
+    }
+
+    /// When a count that keys share ends at the earliest, if one of them is charged now: then the
+    /// windows of all of them have ended.
+    pub(crate) fn shared_until(&self, now: i64) -> i64 {
+        let lasts = match self.quota.anchor {
+            Anchor::Calendar(_) => self.end,
+            _ => end(now, self.quota),
+        };
+        lasts.max(self.until.known().unwrap_or(0))
+    }
+
+    /// The same for the key alone, for whole windows.
+    pub(crate) fn inherited(self) -> Self {
+        Self { until: StateEnd::At(self.after(self.left().unwrap_or(1))), ..self }
     }
 
     #[inline]
@@ -344,8 +356,9 @@ impl<'a> Window<'a> {
     pub(crate) fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
         let (quota, until) = (self.quota, self.until.known());
         // Most counts end with their window, and then the key is new.
-        let ends = until == Some(self.end()) && quota.limit > 0 && cost <= quota.capacity;
-        if ends { until } else { self.first_fit(cost, reserve) }
+        let ends = until == Some(self.end()) || matches!(self.until, StateEnd::Shared(_));
+        let fits = quota.limit > 0 && cost <= quota.capacity;
+        if ends && fits { until } else { self.first_fit(cost, reserve) }
     }
 
     #[inline(never)]

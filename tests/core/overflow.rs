@@ -467,6 +467,142 @@ fn a_clock_that_was_a_year_ahead_leaves_no_overflow_behind() {
     assert_eq!(store.overflowed(), before);
 }
 
+/// What a larger limit grants in a window pays for its own tokens only.
+#[test]
+fn a_larger_limit_pays_no_debt_of_a_key_that_shares_its_entry() {
+    for reserved in [0, 5] {
+        let (store, clock) = small(1);
+        flood(&store, 1_000);
+        let few = Quota::per_minute(5).reserve_up_to(reserved).name("late").store(store);
+        let many = few.with_quotas(Quota::per_minute(100).reserve_up_to(reserved));
+        let debt = charge(&few, "victim", 1, false).1.expect("the overflow is empty");
+        answer(few.settle(debt, 500));
+        for window in 0..10 {
+            // All others, whoever shares the victim's entry.
+            for other in 0..40_u64 {
+                let _ = answer(many.check(other));
+            }
+            for _ in 0..20 {
+                let decision = charge(&few, "victim", 1, reserved > 0).0;
+                assert!(!decision.allowed(), "window {window}");
+            }
+            clock.advance(Duration::from_secs(60));
+        }
+        let end = UNIX_EPOCH + Duration::from_millis(NOW_MS) + Duration::from_secs(100 * 60);
+        assert!(answer(few.check("victim")).retry_at() >= Some(end));
+    }
+}
+
+/// The limit is no part of what is counted (S10), where keys share a count as elsewhere.
+#[test]
+fn a_key_that_shares_an_entry_counts_once_under_all_its_limits() {
+    let (store, _) = small(1);
+    flood(&store, 1_000);
+    let few = Quota::per_minute(5).name("late").store(store);
+    let many = few.with_quotas(Quota::per_minute(6));
+    let passed = [&few, &many, &few]
+        .map(|limiter| (0..20).filter(|_| answer(limiter.check("late")).allowed()).count());
+    assert_eq!(passed, [5, 1, 0]);
+}
+
+#[test]
+fn windows_of_nearly_one_length_share_no_count() {
+    for (low, high) in [(1_000, 1_003), (60_000, 60_001), (3_600_000, 3_600_064)] {
+        for _ in 0..40 {
+            let (store, _) = small(1_000);
+            flood(&store, 3_000);
+            let quota = |limit, ms| Quota::new(limit, Duration::from_millis(ms));
+            let few = quota(5, high).name("late").store(store);
+            let many = few.with_quotas(quota(1_000, low));
+            let late = 10_000_u64;
+            (0..8).for_each(|key| drop(answer(many.check_cost(late + 1 + key, 1_000))));
+            let passed = (0..20).filter(|_| answer(few.check(late)).allowed()).count();
+            assert_eq!(passed, 5, "{low} and {high}");
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Shared {
+    Charge {
+        key: u64,
+        plan: usize,
+        cost: u64,
+        reserve: bool,
+        /// What it costs in the end.
+        actual: Option<u64>,
+    },
+    Flood(u64),
+    Wait(u64),
+}
+
+fn shared() -> impl Strategy<Value = Shared> {
+    let actual = prop_oneof![6 => Just(None), 1 => (0..=40_u64).prop_map(Some)];
+    prop_oneof![
+        24 => (0..6_u64, 0..4_usize, 1..=9_u64, any::<bool>(), actual).prop_map(
+            |(key, plan, cost, reserve, actual)| Shared::Charge { key, plan, cost, reserve, actual }
+        ),
+        2 => (1..60_u64).prop_map(Shared::Flood),
+        6 => (1..=30_u64).prop_map(Shared::Wait),
+        1 => (1..=300_u64).prop_map(Shared::Wait),
+    ]
+}
+
+/// Plans of one scope agree on whether a window grants reservations (S14). Their windows are on grids:
+/// others may begin at other times in the two stores.
+fn plans() -> impl Strategy<Value = Vec<Quotas>> {
+    let grid = prop::sample::select(vec![Grid::Aligned, Grid::Staggered, Grid::StartingAt(7)]);
+    let amounts = (1..=12_u64, prop_oneof![2 => Just(0), 1 => 1..=9_u64], 1..=9_u64);
+    let windows = prop::sample::select(vec![20_u64, 21, 23, 50]);
+    (prop::collection::vec((amounts, windows, grid), 4), any::<bool>()).prop_map(
+        |(plans, reserves)| {
+            let plan = |((limit, more, debt), window_ms, grid)| {
+                let amounts = (limit, more, if reserves { debt } else { 0 });
+                set(&[Spec { amounts, window_ms, grid }]).expect("one quota")
+            };
+            plans.into_iter().map(plan).collect()
+        },
+    )
+}
+
+/// A store that is full, and another that is not, which gets what has passed in the first. What the
+/// first lets pass, the second would have let pass as well, since there each key has its counts alone:
+/// too early is possible, too late is not.
+fn never_later_than_alone(plans: &[Quotas], ops: &[Shared]) {
+    let (store, clock) = small(1);
+    let alone = MemoryStore::with_max_keys(10_000).clock(clock.clone());
+    let [full, alone] = [store, alone].map(|store| {
+        let limit = Limit::new(plans[0]).name("late").store(store);
+        plans.iter().map(|plan| limit.with_quotas(*plan)).collect::<Vec<_>>()
+    });
+    let flood = Quota::new(1, Duration::from_millis(40));
+    let (mut now, mut next) = (NOW_MS, 1_000_u64);
+    for op in std::iter::once(&Shared::Flood(1_000)).chain(ops) {
+        match *op {
+            Shared::Charge { key, plan, cost, reserve, actual } => {
+                let (decision, receipt) = charge(&full[plan], key, cost, reserve);
+                let Some(receipt) = receipt else { continue };
+                let (own, owned) = charge(&alone[plan], key, cost, reserve);
+                let owned = owned.unwrap_or_else(|| panic!("{decision:?} passed, not {own:?}"));
+                assert!(decision.ready_at() >= own.ready_at(), "{decision:?}, {own:?}");
+                if let Some(actual) = actual {
+                    answer(full[plan].settle(receipt, actual));
+                    answer(alone[plan].settle(owned, actual));
+                }
+            }
+            Shared::Flood(keys) => {
+                let flood = full[0].with_quotas(flood);
+                (0..keys).for_each(|key| drop(answer(flood.check(next + key))));
+                next += keys;
+            }
+            Shared::Wait(ms) => {
+                now += ms;
+                clock.set_ms(now);
+            }
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Charge {
@@ -727,6 +863,13 @@ proptest! {
         ops in prop::collection::vec(op(4), 1..250),
     ) {
         never_above_the_limit(max_keys, 3, first, &specs, &ops);
+    }
+
+    #[test]
+    fn a_full_store_passes_nothing_that_a_store_with_room_would_refuse(
+        plans in plans(), ops in prop::collection::vec(shared(), 1..250),
+    ) {
+        never_later_than_alone(&plans, &ops);
     }
 
     /// The crowd's windows are short, so keys get entries of their own and lose them, while

@@ -234,6 +234,6 @@ impl MemoryStore {
 }
 
 fn shared(places: &[CountedIn]) -> u8 {
-    let shared = places.iter().map(|place| u8::from(matches!(place, CountedIn::Shared(_))));
+    let shared = places.iter().map(|place| u8::from(matches!(place, CountedIn::Shared(..))));
     shared.rev().fold(0, |bits, bit| bits << 1 | bit)
 }

@@ -54,7 +54,8 @@ pub(super) enum CountedIn {
     Free(Slot),
     /// A free entry, which starts with the count that the key has shared so far.
     Inheriting(Slot),
-    Shared(Slot),
+    /// It lasts at least until this time once it is charged.
+    Shared(Slot, i64),
     None,
 }
 
@@ -64,7 +65,7 @@ impl CountedIn {
         match self {
             Self::Own(_) | Self::Free(_) => true,
             Self::Inheriting(_) => written,
-            Self::Shared(_) | Self::None => false,
+            Self::Shared(..) | Self::None => false,
         }
     }
 }
@@ -83,7 +84,7 @@ impl Home {
 
     fn shared_fingerprint(&self, quota: &Quota, entries: usize) -> u64 {
         let shares = (entries as u64 / OVERFLOW_SHARE).max(1);
-        fmix64((self.hash % shares) ^ self.scope.rotate_left(32) ^ quota.identity()).max(1)
+        fmix64(fmix64(self.hash % shares) ^ self.scope.rotate_left(32) ^ quota.identity()).max(1)
     }
 }
 
@@ -180,7 +181,7 @@ impl Shard {
                 CountedIn::Own(other) | CountedIn::Free(other) | CountedIn::Inheriting(other) => {
                     slot.is(other)
                 }
-                CountedIn::Shared(_) | CountedIn::None => false,
+                CountedIn::Shared(..) | CountedIn::None => false,
             })
         };
         let shift = account.shift(quota);
@@ -224,21 +225,25 @@ impl Shard {
             }
         }
         let taken = |slot: &Slot| {
-            others.iter().any(|other| matches!(other, CountedIn::Shared(s) if s.is(slot)))
+            others.iter().any(|other| matches!(other, CountedIn::Shared(s, _) if s.is(slot)))
         };
         let shared = self.find_shared(now, quota, home, taken);
-        let state = match shared {
+        let count = match shared {
             Found::Entry(slot) => Some(state(self.overflow.get(slot))),
             _ => None,
         };
-        let window = Window::at(now, state, quota, shift);
+        let count = count.filter(|count| now < count.until);
+        let window = match count {
+            Some(count) => Window::shared(now, count, quota, shift),
+            None => Window::at(now, None, quota, shift),
+        };
         match (free, shared) {
             // The key gets an entry of its own, with the shared count.
-            (Some(slot), Found::Entry(_)) if state.is_some_and(|state| now < state.until) => {
-                (CountedIn::Inheriting(slot), window.moved(now, shift))
-            }
+            (Some(slot), _) if count.is_some() => (CountedIn::Inheriting(slot), window.inherited()),
             (Some(slot), _) => (CountedIn::Free(slot), window),
-            (None, Found::Entry(slot) | Found::Free(slot)) => (CountedIn::Shared(slot), window),
+            (None, Found::Entry(slot) | Found::Free(slot)) => {
+                (CountedIn::Shared(slot, window.shared_until(now)), window)
+            }
             // All overflow entries belong to other quotas: the key is refused for a window.
             (None, Found::Full) => (CountedIn::None, Window::spent(now, quota, shift)),
         }
@@ -308,11 +313,9 @@ impl Shard {
             CountedIn::Own(slot) | CountedIn::Free(slot) | CountedIn::Inheriting(slot) => {
                 self.table.set(slot, until, Count { start, used });
             }
-            CountedIn::Shared(slot) => {
-                // A shared entry ends a full window after its last charge: by then, the windows of
-                // all its keys have ended.
-                let until = until.saturating_add((now - start).max(0)).min(MAX);
-                self.overflow.set(slot, until, Count { start: now.max(start), used });
+            CountedIn::Shared(slot, least) => {
+                let until = until.max(least);
+                self.overflow.set(slot, until, Count { start: now, used });
                 self.overflow_until = self.overflow_until.max(until);
             }
             CountedIn::None => {}
