@@ -3,8 +3,8 @@
 //! Three limits on one route, decided together: 5 requests in 10 seconds for each API key, 20 a
 //! minute for each address, 100 a minute for all. A request has to pass all of them, and if one
 //! refuses, none counts it. (Of layers around each other, the outer one counts what the inner one
-//! refuses, so the one with the narrower key would go outside.) The response has the headers of the limit
-//! with the smallest share left, and `x-ratelimit-resource` names that limit.
+//! refuses, so the one with the narrower key would go outside.) The response has the headers of the
+//! limit with the smallest share left, and `x-ratelimit-resource` names that limit.
 //!
 //! `LIMIT` replaces all three limits. The headers of the IETF draft have an item for each limit.
 

@@ -165,6 +165,14 @@ impl Limits {
         &self.limits
     }
 
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.limits, &other.limits)
+    }
+
+    pub(crate) fn settles(&self, name: &str) -> bool {
+        self.iter().any(|limit| limit.name() == name && limit.live().limit().settled)
+    }
+
     #[inline]
     pub(crate) fn shared_store(&self) -> &AnyStore {
         &self.store
@@ -287,13 +295,15 @@ impl Limits {
         receipt: &Receipt,
         costs: Vec<(usize, u64)>,
     ) -> Result<Reply<()>, StoreError> {
-        const ELSEWHERE: &str = "a receipt belongs to the limits of its names: settle it there";
-
+        let elsewhere = || StoreError::new(ELSEWHERE);
+        if !receipt.is_of(&self.store) {
+            return Err(elsewhere());
+        }
         let mut lines = Vec::new();
         for (place, cost) in costs {
             let line = &receipt.lines[place];
             let limiter = self.find(line.scope().name());
-            let limiter = limiter.ok_or_else(|| StoreError::new(ELSEWHERE))?;
+            let limiter = limiter.ok_or_else(elsewhere)?;
             // A line whose store failed has no decision, and took nothing.
             lines.extend(receipt.decision.at(place).map(|of| (limiter, line, of, cost)));
         }
@@ -524,6 +534,8 @@ pub struct Receipt {
     /// In their places of the charge.
     pub(crate) lines: Vec<ReceiptLine>,
     pub(crate) decision: Decision,
+    /// `None` if another process may have read the receipt from text.
+    pub(crate) store: Option<AnyStore>,
 }
 
 #[derive(Debug)]
@@ -533,6 +545,9 @@ pub(crate) struct ReceiptLine {
     pub(crate) own: bool,
 }
 
+const ELSEWHERE: &str =
+    "a receipt belongs to the limit and the store it was taken from: settle it there";
+
 impl ReceiptLine {
     pub(crate) fn scope(&self) -> &Scope {
         self.account.as_account().scope()
@@ -540,8 +555,17 @@ impl ReceiptLine {
 }
 
 impl Receipt {
-    pub(crate) fn of(lines: Vec<ReceiptLine>, decision: Decision) -> Result<Self, RateLimited> {
-        Ok(Self { lines, decision: decision.passed()? })
+    pub(crate) fn of(
+        lines: Vec<ReceiptLine>,
+        decision: Decision,
+        store: AnyStore,
+    ) -> Result<Self, RateLimited> {
+        Ok(Self { lines, decision: decision.passed()?, store: Some(store) })
+    }
+
+    /// A receipt is good for the counters it was taken from (S14).
+    pub(crate) fn is_of(&self, store: &AnyStore) -> bool {
+        self.store.as_ref().is_none_or(|of| of.is_same(store))
     }
 
     /// Returns the decision, as in the example of [`Limiter::reserve`].

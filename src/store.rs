@@ -240,7 +240,7 @@ impl fmt::Debug for dyn Store {
 }
 
 /// Most limiters count in memory, and charge that store without a call through a pointer.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) enum AnyStore {
     Memory(MemoryStore),
     Other(Arc<dyn Store>),
@@ -249,9 +249,24 @@ pub(crate) enum AnyStore {
 impl AnyStore {
     pub(crate) fn new(store: impl Store) -> Self {
         let any: &dyn Any = &store;
-        match any.downcast_ref::<MemoryStore>() {
-            Some(memory) => Self::Memory(memory.clone()),
+        if let Some(memory) = any.downcast_ref::<MemoryStore>() {
+            return Self::Memory(memory.clone());
+        }
+        match any.downcast_ref::<Arc<dyn Store>>() {
+            Some(shared) => Self::Other(Arc::clone(shared)),
             None => Self::Other(Arc::new(store)),
+        }
+    }
+
+    /// The same counters, as far as that is known.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Memory(one), Self::Memory(other)) => one.address() == other.address(),
+            (Self::Other(one), Self::Other(other)) => {
+                let node = |store: &Arc<dyn Store>| store.remote().map(|remote| remote.address());
+                Arc::ptr_eq(one, other) || node(one).is_some_and(|of| node(other) == Some(of))
+            }
+            _ => false,
         }
     }
 

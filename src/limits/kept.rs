@@ -72,9 +72,11 @@ type WrittenLine = (String, Quotas, bool, String, KeptDecision);
 
 const VERSION: u8 = 2;
 
+const IMPOSSIBLE: &str = "no charge has such a receipt";
+
 impl Serialize for KeptReceipt {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self(Receipt { lines, decision }) = self;
+        let Self(Receipt { lines, decision, .. }) = self;
         let write = |(place, line): (usize, &ReceiptLine)| -> Option<WrittenLine> {
             let account = line.account.as_account();
             let key = account.key().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -100,16 +102,19 @@ impl<'de> Deserialize<'de> for KeptReceipt {
             Some((ReceiptLine { account, own }, decision))
         };
         let count = written.len();
+        if !(1..=MAX_LIMITS).contains(&count) {
+            return Err(D::Error::custom(IMPOSSIBLE));
+        }
         let (lines, decided): (Vec<_>, Vec<_>) = written.into_iter().map_while(read).unzip();
-        let is_whole = lines.len() == count && (1..=MAX_LIMITS).contains(&count);
         let names = |of: &[ReceiptLine]| of.iter().map(|of| of.scope().id()).collect::<Vec<_>>();
         let names = names(&lines);
         let is_twice = names.iter().enumerate().any(|(i, name)| names[..i].contains(name));
-        if !is_whole || is_twice {
-            return Err(D::Error::custom("no charge has such a receipt"));
+        if lines.len() < count || is_twice {
+            return Err(D::Error::custom(IMPOSSIBLE));
         }
         let decision = Decision::of_lines(count, decided.into_iter().enumerate());
-        Ok(Self(Receipt { lines, decision: decision.expect("it has a line") }))
+        let decision = decision.expect("it has a line");
+        Ok(Self(Receipt { lines, decision, store: None }))
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::live::{Changes, Live, UNKNOWN};
 use super::refused::Refused;
-use super::{Limit, Receipt, ReceiptLine, charge_lines, mistakes};
+use super::{ELSEWHERE, Limit, Receipt, ReceiptLine, charge_lines, mistakes};
 use crate::decision::{Decision, RateLimited, system_time};
 use crate::key::Key;
 use crate::observe::Change;
@@ -239,16 +239,15 @@ impl Limiter {
     /// difference to a higher cost is taken now, even beyond the limit.
     ///
     /// # Errors
-    /// If the store fails, or if the charge was made under another name than this limiter's.
+    /// If the store fails, or if the charge was made under another name than this limiter's, or in
+    /// another store.
     pub fn settle(&self, receipt: impl Into<Receipt>, actual: u64) -> Reply<()> {
-        let Receipt { lines, decision } = receipt.into();
-        match &lines[..] {
-            [line] if line.scope().id() == self.scope.id() => {
-                self.settle_line(line, &decision, actual)
+        let receipt = receipt.into();
+        match &receipt.lines[..] {
+            [line] if line.scope().id() == self.scope.id() && receipt.is_of(&self.store) => {
+                self.settle_line(line, &receipt.decision, actual)
             }
-            _ => Reply::from(Err(StoreError::new(
-                "a receipt belongs to the limiter of its name: settle it there",
-            ))),
+            _ => Reply::from(Err(StoreError::new(ELSEWHERE))),
         }
     }
 
@@ -259,20 +258,30 @@ impl Limiter {
         decision: &Decision,
         actual: u64,
     ) -> Reply<()> {
-        let ReceiptLine { account, own } = line;
-        if *own {
-            return self.settle_account(account.as_account(), decision, actual);
-        }
-        let account = account.clone().updated(&self.quotas());
-        self.settle_account(account.as_account(), decision, actual)
+        self.correct(line, |account| self.settle_account(account, decision, actual))
     }
 
-    pub(crate) fn settle_account(
+    /// For a charge that was not reported.
+    pub(crate) fn give_back(&self, line: &ReceiptLine, decision: &Decision) -> Reply<()> {
+        self.correct(line, |account| self.store.give_back(account, decision))
+    }
+
+    /// A clock or a store of the app that panics leaves other limits' corrections as they are, and
+    /// may be called while a body is dropped (S15).
+    fn correct(
         &self,
-        account: Account<'_>,
-        decision: &Decision,
-        actual: u64,
+        line: &ReceiptLine,
+        correct: impl FnOnce(Account<'_>) -> Reply<()>,
     ) -> Reply<()> {
+        let ReceiptLine { account, own } = line;
+        let corrected = catch_unwind(AssertUnwindSafe(|| {
+            let current = (!own).then(|| account.clone().updated(&self.quotas()));
+            correct(current.as_ref().unwrap_or(account).as_account())
+        }));
+        corrected.unwrap_or_else(|_| Reply::from(Err(StoreError::new(PANICKED))))
+    }
+
+    fn settle_account(&self, account: Account<'_>, decision: &Decision, actual: u64) -> Reply<()> {
         let taken = decision.granted();
         match actual.checked_sub(taken) {
             Some(0) => Reply::now(()),
@@ -290,11 +299,6 @@ impl Limiter {
                 self.store.adjust(Adjust::refund(account, taken - actual, decision))
             }
         }
-    }
-
-    /// For a charge that was not reported.
-    pub(crate) fn give_back(&self, account: Account<'_>, decision: &Decision) -> Reply<()> {
-        self.store.give_back(account, decision)
     }
 
     /// Warns of the share that tokens beyond a charge have reached: by a peek, in the memory that
@@ -434,7 +438,8 @@ impl Limiter {
         let charge = configure(Charge::new(account, cost));
         let reply = charge_lines(&self.store, |_| self, charge);
         let line = ReceiptLine { account: account.to_owned(), own: self.has_own_quotas(key) };
-        Ok(reply.map(|decision| Receipt::of(vec![line], decision)))
+        let store = self.store.clone();
+        Ok(reply.map(|decision| Receipt::of(vec![line], decision, store)))
     }
 }
 
@@ -570,6 +575,8 @@ impl Limiter {
         }
     }
 }
+
+const PANICKED: &str = "a clock or a store panicked in a correction";
 
 fn ms(at: SystemTime) -> i64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use crate::limits::Limits;
 use crate::observe;
 use crate::sync::{Mutex, in_this_runtime, lock};
 
@@ -29,19 +31,58 @@ use crate::sync::{Mutex, in_this_runtime, lock};
 /// since any may be the last one. A limit whose cost the meter was never told keeps its charge,
 /// since the service may have paid before the first chunk. Report a cost of 0 by
 /// [`set`](CostMeter::set).
+///
+/// Clones are independent: [`and`](Self::and) changes one report alone.
 #[derive(Clone)]
-pub struct TrueCost(Arc<Mutex<CostReport>>);
+pub struct TrueCost {
+    costs: Costs,
+    meter: Option<Arc<Mutex<Metered>>>,
+    readers: Readers,
+}
 
 #[derive(Default)]
-struct CostReport {
-    costs: Costs,
-    is_complete: bool,
+struct Metered {
+    /// `None` while the meter runs.
+    costs: Option<Costs>,
     waiting: Vec<Settle>,
-    /// The settled limits of the layers that have read the report.
-    settled: Option<Vec<Box<str>>>,
+    readers: Readers,
 }
 
 type Settle = Box<dyn FnOnce(&Costs) + Send>;
+
+/// The limits of the layers that have read a report, each once.
+#[derive(Default)]
+struct Readers(Vec<Limits>);
+
+/// A clone is another report.
+impl Clone for Readers {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl Readers {
+    fn note(&mut self, limits: &Limits) {
+        if !self.0.iter().any(|of| of.is_same(limits)) {
+            self.0.push(limits.clone());
+        }
+    }
+
+    fn tell_unknown(&self, costs: &Costs) {
+        if self.0.is_empty() {
+            return;
+        }
+        for (name, _) in &costs.0 {
+            if !self.0.iter().any(|limits| limits.settles(name)) {
+                observe::mistake(&format_args!(
+                    "a response reports a true cost of {name:?}, and no limit takes it: write \
+                     .name(\"tokens\").settled() for the limit, and \
+                     TrueCost::of(\"tokens\", cost) for the response"
+                ));
+            }
+        }
+    }
+}
 
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Costs(Vec<(Box<str>, u64)>);
@@ -60,68 +101,77 @@ impl Costs {
         });
         &mut self.0[at].1
     }
-}
 
-impl Drop for CostReport {
-    fn drop(&mut self) {
-        let Some(settled) = &self.settled else { return };
-        for (name, _) in &self.costs.0 {
-            if !settled.contains(name) {
-                observe::mistake(&format_args!(
-                    "a response reports a true cost of {name:?}, and no limit takes it: write \
-                     .name(\"tokens\").settled() for the limit, and \
-                     TrueCost::of(\"tokens\", cost) for the response"
-                ));
-            }
-        }
+    fn with(&self, others: &Self) -> Self {
+        let mut all = self.clone();
+        others.0.iter().for_each(|(name, cost)| *all.entry(name) = *cost);
+        all
     }
 }
 
 impl TrueCost {
-    fn known(costs: Costs) -> Self {
-        let report = CostReport { costs, is_complete: true, waiting: Vec::new(), settled: None };
-        Self(Arc::new(Mutex::new(report)))
-    }
-
     /// Creates the cost of the limit of this name.
     pub fn of(name: &str, cost: u64) -> Self {
-        Self::known(Costs(vec![(name.into(), cost)]))
+        let costs = Costs(vec![(name.into(), cost)]);
+        Self { costs, meter: None, readers: Readers::default() }
     }
 
-    /// Adds the cost of the limit of this name, as in the example of [`TrueCost`].
+    /// Adds the cost of the limit of this name, as in the example of [`TrueCost`]. If a meter
+    /// counts the same, its number holds.
     #[must_use]
-    pub fn and(self, name: &str, cost: u64) -> Self {
-        *lock(&self.0).costs.entry(name) = cost;
+    pub fn and(mut self, name: &str, cost: u64) -> Self {
+        *self.costs.entry(name) = cost;
         self
     }
 
     /// Creates a cost that a streamed body adds up, as in the example of [`CostMeter`].
     pub fn metered() -> (Self, CostMeter) {
-        let report = Arc::<Mutex<CostReport>>::default();
-        (Self(Arc::clone(&report)), CostMeter { costs: Costs::default(), report })
+        let metered = Arc::<Mutex<Metered>>::default();
+        let meter = CostMeter { costs: Costs::default(), metered: Arc::clone(&metered) };
+        let readers = Readers::default();
+        (Self { costs: Costs::default(), meter: Some(metered), readers }, meter)
     }
 
-    pub(crate) fn note_settled<'a>(&self, names: impl Iterator<Item = &'a str>) {
-        let mut report = lock(&self.0);
-        report.settled.get_or_insert_default().extend(names.map(Box::from));
+    pub(crate) fn read_by(&mut self, limits: &Limits) {
+        self.readers.note(limits);
+        if let Some(meter) = &self.meter {
+            lock(meter).readers.note(limits);
+        }
     }
 
+    /// `None` while a meter runs.
     pub(crate) fn costs(&self) -> Option<Costs> {
-        let report = lock(&self.0);
-        report.is_complete.then(|| report.costs.clone())
+        match &self.meter {
+            None => Some(self.costs.clone()),
+            Some(meter) => lock(meter).costs.as_ref().map(|metered| self.costs.with(metered)),
+        }
     }
 
     pub(crate) fn settle_at_end(&self, settle: impl FnOnce(&Costs) + Send + 'static) {
+        let (Some(meter), costs) = (&self.meter, self.costs.clone()) else { return };
         // The body may end on any thread.
-        let settle: Settle = Box::new(in_this_runtime(settle));
-        let mut report = lock(&self.0);
-        if report.is_complete {
-            let costs = report.costs.clone();
-            drop(report);
-            settle(&costs);
-        } else {
-            report.waiting.push(settle);
+        let settle = in_this_runtime(settle);
+        let settle: Settle = Box::new(move |metered| settle(&costs.with(metered)));
+        let mut metered = lock(meter);
+        match metered.costs.clone() {
+            Some(costs) => {
+                drop(metered);
+                settle(&costs);
+            }
+            None => metered.waiting.push(settle),
         }
+    }
+}
+
+impl Drop for TrueCost {
+    fn drop(&mut self) {
+        self.readers.tell_unknown(&self.costs);
+    }
+}
+
+impl Drop for Metered {
+    fn drop(&mut self) {
+        self.costs.iter().for_each(|costs| self.readers.tell_unknown(costs));
     }
 }
 
@@ -144,7 +194,7 @@ impl fmt::Debug for TrueCost {
 /// ```
 pub struct CostMeter {
     costs: Costs,
-    report: Arc<Mutex<CostReport>>,
+    metered: Arc<Mutex<Metered>>,
 }
 
 impl CostMeter {
@@ -167,12 +217,14 @@ impl CostMeter {
 
 impl Drop for CostMeter {
     fn drop(&mut self) {
-        let mut report = lock(&self.report);
-        report.costs = self.costs.clone();
-        report.is_complete = true;
-        let waiting = mem::take(&mut report.waiting);
-        drop(report);
-        waiting.into_iter().for_each(|settle| settle(&self.costs));
+        let mut metered = lock(&self.metered);
+        metered.costs = Some(self.costs.clone());
+        let waiting = mem::take(&mut metered.waiting);
+        drop(metered);
+        for settle in waiting {
+            // A body may be dropped while another panic unwinds.
+            let _panicked = catch_unwind(AssertUnwindSafe(|| settle(&self.costs)));
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use super::rejection::{Reason, Reject, Rejection};
 use super::service::{Current, Settings, SharedSettings};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
-use crate::limits::{ChargedLine, Limiter, observe};
+use crate::limits::{ChargedLine, ReceiptLine, observe};
 use crate::observe::{self, Outcome};
 use crate::quota::Quotas;
 use crate::store::{Account, Charge, Reply, StoreError};
@@ -378,8 +378,9 @@ impl<J> LimitedRequest<J> {
 
     #[inline(never)]
     pub(crate) fn correct<R>(&mut self, response: Response<R>) -> Response<R> {
-        if let Some(cost) = response.extensions().get::<TrueCost>() {
-            cost.note_settled(self.settled());
+        let mut response = response;
+        if let Some(cost) = response.extensions_mut().get_mut::<TrueCost>() {
+            cost.read_by(&self.current.shared.limits);
         }
         if self.charged().is_none() && self.aside().is_empty() {
             return response;
@@ -388,10 +389,14 @@ impl<J> LimitedRequest<J> {
         // refunds the charge where that is set.
         let (parts, body) = response.into_parts();
         let count_if = self.shared().options.count_if.as_ref();
-        let actual = match parts.extensions.get::<TrueCost>() {
-            _ if count_if.is_some_and(|counts| !counts(&parts)) => Some(Actual::Nothing),
-            Some(cost) => self.costs_or_wait_for_end(cost),
-            None => None,
+        let cost = parts.extensions.get::<TrueCost>().filter(|_| self.settles());
+        let (actual, waits) = match cost {
+            _ if count_if.is_some_and(|counts| !counts(&parts)) => (Some(Actual::Nothing), None),
+            Some(cost) => match cost.costs() {
+                Some(costs) => (Some(Actual::Costs(costs)), None),
+                None => (None, Some(cost.clone())),
+            },
+            None => (None, None),
         };
         let mut response = Response::from_parts(parts, body);
         if let Some(actual) = actual {
@@ -406,32 +411,31 @@ impl<J> LimitedRequest<J> {
             self.stamp(&mut response);
         }
         self.awaits_response = false;
+        // Last, since until here a closure or a clock of the app may panic, and the request be
+        // refunded.
+        if let Some(cost) = waits {
+            self.settle_at_end(&cost);
+        }
         response
     }
 
-    /// If the costs are not final, limits are corrected when the body ends.
-    fn costs_or_wait_for_end(&self, cost: &TrueCost) -> Option<Actual> {
-        self.settled().next()?;
-        let costs = cost.costs().map(Actual::Costs);
-        if costs.is_none() {
-            let charged = self.charged().cloned().map(|decision| (self.correction(), decision));
-            let of =
-                |(line, aside): &(RequestLine, AsideCharge)| (self.charged_of(line), aside.clone());
-            let aside: Vec<_> = self.aside().iter().map(of).collect();
-            cost.settle_at_end(move |costs| {
-                let actual = Actual::Costs(costs.clone());
-                if let Some((correction, decision)) = charged {
-                    correction.make(&decision, &actual).0.detach();
-                }
-                aside.iter().for_each(|(charged, aside)| aside.correct(charged, &actual));
-            });
-        }
-        costs
+    /// Corrects the limits when the body ends.
+    fn settle_at_end(&self, cost: &TrueCost) {
+        let charged = self.charged().cloned().map(|decision| (self.correction(), decision));
+        let of =
+            |(line, aside): &(RequestLine, AsideCharge)| (self.charged_of(line), aside.clone());
+        let aside: Vec<_> = self.aside().iter().map(of).collect();
+        cost.settle_at_end(move |costs| {
+            let actual = Actual::Costs(costs.clone());
+            if let Some((correction, decision)) = charged {
+                correction.make(&decision, &actual).0.detach();
+            }
+            aside.iter().for_each(|(charged, aside)| aside.correct(charged, &actual));
+        });
     }
 
-    fn settled(&self) -> impl Iterator<Item = &str> {
-        let settled = |limiter: &&Limiter| limiter.live().limit().settled;
-        self.current.shared.limits.limiters().iter().filter(settled).map(Limiter::name)
+    fn settles(&self) -> bool {
+        self.current.shared.limits.iter().any(|limiter| limiter.live().limit().settled)
     }
 
     #[cold]
@@ -439,14 +443,14 @@ impl<J> LimitedRequest<J> {
     fn charge_aside(&self, parts: &Parts) {
         for (line, aside) in self.aside() {
             let (charged, aside, cost) = (self.charged_of(line), aside.clone(), line.cost);
-            let charge = Charge::new(charged.account.as_account(), cost);
+            let charge = Charge::new(charged.line.account.as_account(), cost);
             let reply = self.current.shared.limits.shared_store().charge(charge);
             let on_decision = self.current.shared.options.on_decision.clone();
             // Copied only if a closure of the app looks at them later.
             let is_seen = on_decision.is_some() || charged.limiter.is_watched();
             let note = move |parts: Option<&Parts>, answer| match answer {
                 Ok(decision) => {
-                    let line = (&charged.limiter, charged.account.as_account(), cost);
+                    let line = (&charged.limiter, charged.line.account.as_account(), cost);
                     // First, since a hook of the app's may panic.
                     aside.note(&charged, Decision::clone(&decision));
                     observe(&decision, 1, |_| line, true, parts);
@@ -494,11 +498,9 @@ impl<J> LimitedRequest<J> {
     }
 
     fn charged_of(&self, line: &RequestLine) -> Charged {
-        Charged {
-            limiter: self.settings_of(line).limiter.clone(),
-            account: self.account(line).to_owned(),
-            own: line.quotas.is_some(),
-        }
+        let receipt =
+            ReceiptLine { account: self.account(line).to_owned(), own: line.quotas.is_some() };
+        Charged { limiter: self.settings_of(line).limiter.clone(), line: receipt }
     }
 
     #[inline(always)]

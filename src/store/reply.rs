@@ -6,6 +6,7 @@ use std::error::Error;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -117,7 +118,7 @@ impl Reply<()> {
             return Reply::from(answer);
         }
         Reply::later(poll_fn(move |cx| {
-            later.retain_mut(|reply| match Pin::new(reply).poll(cx) {
+            later.retain_mut(|reply| match poll_caught(reply, cx) {
                 Poll::Ready(done) => {
                     answer = mem::replace(&mut answer, Ok(())).and(done);
                     false
@@ -130,6 +131,12 @@ impl Reply<()> {
             Poll::Ready(mem::replace(&mut answer, Ok(())))
         }))
     }
+}
+
+/// A store of the app that panics in one reply leaves the others as they are (S15).
+fn poll_caught(reply: &mut Reply<()>, cx: &mut Context<'_>) -> Poll<Result<(), StoreError>> {
+    let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(reply).poll(cx)));
+    polled.unwrap_or_else(|_| Poll::Ready(Err(StoreError::new("a store panicked"))))
 }
 
 impl<T> From<Result<T, StoreError>> for Reply<T> {

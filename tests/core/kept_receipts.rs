@@ -1,14 +1,15 @@
 //! Receipts that are settled in another process (S14): here, by another limiter on the same store.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::future::FutureExt;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_fixed_window::store::Reply;
+use tower_fixed_window::store::{Remote, Reply, Store as AnyStore};
 use tower_fixed_window::{
-    Clock, KeptReceipt, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
-    Receipt,
+    Clock, KeptReceipt, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, OnStoreFailure,
+    Quota, Quotas, Receipt,
 };
 
 const NOW: u64 = 1_700_000_040_000;
@@ -164,6 +165,51 @@ fn a_limiter_of_another_name_does_not_settle_a_receipt() {
     assert!(error.to_string().contains("settle it there"), "{error}");
     assert_eq!(answer(limiter.peek("alice")).used(), 5);
     assert_eq!(answer(other.peek("alice")).used(), 0);
+}
+
+/// Each pair of stores of one name: of one memory, of two, far away, behind a pointer.
+#[test]
+fn a_receipt_is_good_for_the_counters_it_was_taken_from() {
+    let (one, two) = (Store::new().store, Store::new().store);
+    let far = |memory: &MemoryStore| Remote::around(memory.clone());
+    let (far_one, far_two) = (far(&one), far(&two));
+    let shared: Arc<dyn AnyStore> = Arc::new(one.clone());
+    let in_memory = |limit: Limit, of: u8| match of {
+        0 => Limits::new([limit]).store(one.clone()),
+        1 => Limits::new([limit]).store(two.clone()),
+        2 => Limits::new([limit]).store(far_one.clone()),
+        3 => Limits::new([limit]).store(far_two.clone().on_failure(OnStoreFailure::Deny)),
+        4 => Limits::new([limit]).store(shared.clone()),
+        _ => Limits::new([limit]),
+    };
+    let built = || [0, 1, 2, 3, 4, 5].map(|of| in_memory(Quota::per_hour(5).name("jobs"), of));
+    let (charging, settling) = (built(), built());
+    for (i, from) in charging.iter().enumerate() {
+        for (j, to) in settling.iter().enumerate() {
+            let line = || [Line::new("jobs", "alice", 1)];
+            let charged = || answer(from.charge(line())).expect("it passes");
+            // Of several limits, and of one. The last store is a new one each time.
+            let settled = [to.refund(charged()), to.of("jobs").refund(charged())];
+            for settled in settled.map(|reply| reply.now_or_never().expect("at once")) {
+                assert_eq!(settled.is_ok(), i == j && i != 5, "{i} in {j}");
+            }
+            let own = answer(from.charge(line())).expect("it passes");
+            answer(from.clone().refund(own));
+            answer(from.of("jobs").reset("alice"));
+        }
+    }
+}
+
+#[test]
+fn a_receipt_of_too_many_lines_is_rejected_before_they_are_read() {
+    let text = sample();
+    let line = &text[3..text.len() - 2].trim_start_matches('[');
+    let lines: Vec<_> =
+        (0..20_000).map(|i| format!("[{line}").replace("jobs", &format!("l{i}"))).collect();
+    let start = Instant::now();
+    let error = serde_json::from_str::<KeptReceipt>(&format!("[2,[{}]]", lines.join(",")));
+    assert!(error.expect_err("too many").to_string().contains("no charge has such a receipt"));
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
 }
 
 fn sample() -> String {

@@ -51,6 +51,7 @@ mod streams_and_upgrades;
 mod support;
 mod temporary_changes;
 mod token_metrics;
+mod true_costs;
 mod types;
 mod uploads;
 mod warnings;

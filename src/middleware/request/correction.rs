@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use crate::decision::Decision;
-use crate::limits::Limiter;
+use crate::limits::{Limiter, ReceiptLine};
 use crate::middleware::cost::Costs;
-use crate::store::{Account, OwnedAccount, Reply, StoreError};
+use crate::store::{Reply, StoreError};
 
 #[derive(Clone)]
 pub(super) enum Actual {
@@ -23,9 +23,7 @@ pub(super) struct Correction(pub(super) Vec<Charged>);
 
 pub(super) struct Charged {
     pub(super) limiter: Limiter,
-    pub(super) account: OwnedAccount,
-    /// `true` if the request had quotas of its own plan, not those in force.
-    pub(super) own: bool,
+    pub(super) line: ReceiptLine,
 }
 
 impl Actual {
@@ -42,27 +40,9 @@ impl Actual {
 
 impl Charged {
     pub(super) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
-        let limiter = &self.limiter;
-        let actual = actual.of(limiter, decision.granted());
-        let settled = self.adjust(|account| limiter.settle_account(account, decision, actual));
+        let actual = actual.of(&self.limiter, decision.granted());
+        let settled = self.limiter.settle_line(&self.line, decision, actual);
         (settled, decision.clone().with_cost(actual))
-    }
-
-    /// For a charge that was not reported.
-    fn give_back(&self, decision: &Decision) -> Reply<()> {
-        self.adjust(|account| self.limiter.give_back(account, decision))
-    }
-
-    fn adjust(&self, adjust: impl FnOnce(Account<'_>) -> Reply<()>) -> Reply<()> {
-        let Self { limiter, account, own, .. } = self;
-        let updated;
-        let account = if *own {
-            account
-        } else {
-            updated = account.clone().updated(&limiter.quotas());
-            &updated
-        };
-        adjust(account.as_account())
     }
 }
 
@@ -78,9 +58,10 @@ impl Correction {
     }
 
     pub(super) fn give_back(&self, decision: &Decision) -> Reply<()> {
-        let lines = self.0.iter().enumerate();
         let returned =
-            lines.filter_map(|(place, line)| Some(line.give_back(decision.at(place)?.as_ref())));
+            self.0.iter().enumerate().filter_map(|(place, Charged { limiter, line })| {
+                Some(limiter.give_back(line, decision.at(place)?.as_ref()))
+            });
         Reply::all(returned.collect())
     }
 }

@@ -1,0 +1,204 @@
+//! True costs (S15): a report is a value, and each limit is settled once, by itself.
+
+use std::convert::Infallible;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use http::Request;
+use tokio::time::sleep;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{
+    CostMeter, FixedWindowLayer, Key, Limits, Line, MemoryStore, Quota, TrueCost,
+};
+
+use crate::hang_ups::FailingClock;
+use crate::support::{ANSWERS, FarStore, TestStore, get};
+
+const NAMES: [&str; 2] = ["tokens", "cents"];
+
+/// A thousand an hour of each, all settled.
+fn limits() -> Limits {
+    let limit = |name| Quota::per_hour(1_000).name(name).key(Key::global()).settled();
+    Limits::new(NAMES.map(limit))
+}
+
+/// Sends a request whose response has this report.
+async fn ask(layer: &FixedWindowLayer, cost: TrueCost) {
+    let inner = service_fn(move |_: Request<Body>| {
+        let mut response = Response::new(Body::empty());
+        response.extensions_mut().insert(cost.clone());
+        async { Ok::<_, Infallible>(response) }
+    });
+    let Ok(_) = layer.layer(inner).oneshot(get("/")).await;
+}
+
+/// The used tokens and cents, after all corrections.
+async fn used(limits: &Limits) -> [u64; 2] {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+    let mut used = [0; 2];
+    for (used, name) in used.iter_mut().zip(NAMES) {
+        *used = limits.of(name).peek(Key::global()).await.expect("it answers").used();
+    }
+    used
+}
+
+#[tokio::test]
+async fn what_one_report_says_changes_no_other_that_comes_from_one_clone() {
+    for mood in ANSWERS {
+        let limits = limits().store(TestStore::new(mood));
+        let layer = FixedWindowLayer::new(&limits);
+        let base = TrueCost::of("tokens", 7);
+        let cheaper = base.clone().and("tokens", 0);
+        let other = base.clone().and("cents", 3);
+        ask(&layer, base.clone()).await;
+        assert_eq!(used(&limits).await, [7, 1], "{mood:?}");
+        ask(&layer, cheaper).await;
+        assert_eq!(used(&limits).await, [7, 2], "{mood:?}");
+        ask(&layer, other).await;
+        assert_eq!(used(&limits).await, [14, 5], "{mood:?}");
+        ask(&layer, base).await;
+        assert_eq!(used(&limits).await, [21, 6], "{mood:?}");
+    }
+}
+
+/// Whether the meter ends before the response, with it, or later.
+#[tokio::test]
+async fn a_metered_report_keeps_the_costs_that_were_added_to_it() {
+    for (mood, ends_first) in ANSWERS.into_iter().flat_map(|mood| [true, false].map(|e| (mood, e)))
+    {
+        let cases: [(fn(&mut CostMeter), [u64; 2]); 4] = [
+            (|_| {}, [1, 77]),
+            (|meter| meter.add("tokens", 500), [500, 77]),
+            (|meter| meter.set("cents", 5), [1, 5]),
+            (|meter| meter.set("cents", 0), [1, 0]),
+        ];
+        for (tell, expected) in cases {
+            let limits = limits().store(TestStore::new(mood));
+            let layer = FixedWindowLayer::new(&limits);
+            let (cost, mut meter) = TrueCost::metered();
+            let (cost, other) = (cost.clone().and("cents", 77), cost);
+            tell(&mut meter);
+            if ends_first {
+                drop(meter);
+                ask(&layer, cost).await;
+            } else {
+                ask(&layer, cost).await;
+                assert_eq!(used(&limits).await, [1, 1], "it runs");
+                drop(meter);
+            }
+            assert_eq!(used(&limits).await, expected, "{mood:?}, {ends_first}");
+            drop(other);
+        }
+    }
+}
+
+/// Otherwise both the body's end and the drop would settle the charge.
+#[tokio::test]
+async fn a_panic_while_a_response_is_stamped_settles_a_metered_charge_once() {
+    for refunds in [false, true] {
+        let clock = FailingClock::default();
+        let limits = limits().store(MemoryStore::new().clock(clock.clone()));
+        // What others have used.
+        let lines = NAMES.map(|name| Line::new(name, Key::global(), 99));
+        assert!(limits.check(lines).await.expect("memory answers").allowed());
+        let layer = FixedWindowLayer::new(&limits);
+        let layer = if refunds { layer.refund_dropped() } else { layer };
+        // The inner layer's numbers are looser, so that the outer one looks at the clock.
+        let inner = FixedWindowLayer::new(Quota::per_hour(9_000).name("inner").key(Key::global()));
+        let kept = Arc::new(Mutex::new(None));
+        let (fails, keeps) = (clock.clone(), Arc::clone(&kept));
+        let work = service_fn(move |_: Request<Body>| {
+            let (cost, mut meter) = TrueCost::metered();
+            NAMES.into_iter().for_each(|name| meter.set(name, 0));
+            *keeps.lock().expect("no panic") = Some(meter);
+            let mut response = Response::new(Body::empty());
+            response.extensions_mut().insert(cost);
+            fails.times.store(1, Ordering::SeqCst);
+            fails.at.store(1, Ordering::SeqCst);
+            async { Ok::<_, Infallible>(response) }
+        });
+        let service = layer.layer(inner.layer(work));
+        let answer = AssertUnwindSafe(move || block_on(service.oneshot(get("/"))));
+        let is_panic = catch_unwind(answer).is_err();
+        assert!(is_panic, "the clock panics");
+        drop(kept.lock().expect("no panic").take());
+        let expected = if refunds { 99 } else { 100 };
+        assert_eq!(used(&limits).await, [expected; 2], "{refunds}");
+    }
+}
+
+/// In the response, at the end of its body, and without HTTP.
+#[tokio::test]
+async fn a_clock_that_panics_for_one_limit_leaves_the_others_settled() {
+    for (way, at, expected) in
+        (0..4).flat_map(|way| [(1, [1, 500]), (2, [500, 1])].map(|(at, left)| (way, at, left)))
+    {
+        let clock = FailingClock::default();
+        let limits = limits().store(MemoryStore::new().clock(clock.clone()));
+        let fails = || {
+            clock.times.store(1, Ordering::SeqCst);
+            clock.at.store(at, Ordering::SeqCst);
+        };
+        let layer = FixedWindowLayer::new(&limits);
+        match way {
+            0 => {
+                let fails = clock.clone();
+                let work = service_fn(move |_: Request<Body>| {
+                    fails.times.store(1, Ordering::SeqCst);
+                    fails.at.store(at, Ordering::SeqCst);
+                    let mut response = Response::new(Body::empty());
+                    let cost = TrueCost::of("tokens", 500).and("cents", 500);
+                    response.extensions_mut().insert(cost);
+                    async { Ok::<_, Infallible>(response) }
+                });
+                let Ok(_) = layer.layer(work).oneshot(get("/")).await;
+            }
+            1 | 2 => {
+                let (cost, mut meter) = TrueCost::metered();
+                ask(&layer, cost).await;
+                NAMES.into_iter().for_each(|name| meter.set(name, 500));
+                fails();
+                let drops = AssertUnwindSafe(move || {
+                    let _meter = meter;
+                    assert!(way == 1, "the body is dropped while this unwinds");
+                });
+                assert_eq!(catch_unwind(drops).is_ok(), way == 1);
+            }
+            _ => {
+                let lines = NAMES.map(|name| Line::new(name, Key::global(), 1));
+                let receipt = limits.charge(lines).await.expect("memory answers").expect("passes");
+                fails();
+                let settled = limits.settle(receipt, NAMES.map(|name| (name, 500))).await;
+                assert!(settled.expect_err("a clock panics").to_string().contains("panicked"));
+            }
+        }
+        clock.times.store(0, Ordering::SeqCst);
+        assert_eq!(used(&limits).await, expected, "way {way}, reading {at}");
+    }
+}
+
+/// A store of the app that panics while a correction is awaited.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_later_leaves_the_others_settled() {
+    for (at, expected) in [(1, [1, 500]), (2, [500, 1])] {
+        let clock = FailingClock::default();
+        let memory = MemoryStore::new().clock(clock.clone());
+        let limits = limits().store(FarStore::over(memory, || 10));
+        let (cost, mut meter) = TrueCost::metered();
+        ask(&FixedWindowLayer::new(&limits), cost).await;
+        NAMES.into_iter().for_each(|name| meter.set(name, 500));
+        clock.times.store(1, Ordering::SeqCst);
+        clock.at.store(at, Ordering::SeqCst);
+        drop(meter);
+        sleep(Duration::from_secs(1)).await;
+        clock.times.store(0, Ordering::SeqCst);
+        assert_eq!(used(&limits).await, expected, "reading {at}");
+    }
+}
