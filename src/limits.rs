@@ -95,12 +95,8 @@ impl Limits {
     /// one has none.
     #[track_caller]
     pub fn new<L: Into<Limit>>(limits: impl IntoIterator<Item = L>) -> Self {
-        let this = Self::unchecked(limits.into_iter().map(Into::into).collect());
-        this.assert_valid();
-        this
-    }
-
-    fn unchecked(limits: Vec<Limit>) -> Self {
+        let limits: Vec<Limit> = limits.into_iter().map(Into::into).collect();
+        assert_valid(&limits);
         let store = AnyStore::new(MemoryStore::new());
         limits.iter().for_each(mistakes::note_own_store);
         let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, store.clone()));
@@ -108,30 +104,6 @@ impl Limits {
         let own = || Some(mistakes::OWN_MEMORY.to_owned());
         this.iter().for_each(|limiter| mistakes::note_name(own(), limiter.live()));
         this
-    }
-
-    #[track_caller]
-    pub(crate) fn assert_valid(&self) {
-        assert!(
-            (1..=MAX_LIMITS).contains(&self.limits.len()),
-            "one to eight limits are charged together, not {}",
-            self.limits.len()
-        );
-        for (i, limit) in self.limits.iter().enumerate() {
-            for other in &self.limits[..i] {
-                let (name, other) = (limit.name(), other.name());
-                assert!(
-                    !name.is_empty() && !other.is_empty(),
-                    "each of several limits needs a name: \
-                     write Quota::per_minute(60).name(\"tokens\")"
-                );
-                assert!(
-                    other != name,
-                    "two limits of one charge are named {name:?}: \
-                     write .name(\"{name}-2\") for the other one"
-                );
-            }
-        }
     }
 
     /// Counts in this store, as [`Limit::store`] does for one limit.
@@ -394,7 +366,33 @@ impl Limits {
         });
         let receipt = receipt.collect();
         let reply = self.charge_under(lines, &limiters, |place| &quotas[place], configure);
-        Ok(reply.map(|decision| Receipt::of(receipt, decision)))
+        let store = self.store.clone();
+        Ok(reply.map(|decision| Receipt::of(receipt, decision, store)))
+    }
+}
+
+#[track_caller]
+fn assert_valid(limits: &[Limit]) {
+    assert!(
+        (1..=MAX_LIMITS).contains(&limits.len()),
+        "one to eight limits are charged together, not {}: write \
+         Limits::new([Quota::per_minute(60).name(\"requests\")])",
+        limits.len()
+    );
+    for (i, limit) in limits.iter().enumerate() {
+        for other in &limits[..i] {
+            let (name, other) = (limit.scope.name(), other.scope.name());
+            assert!(
+                !name.is_empty() && !other.is_empty(),
+                "each of several limits needs a name: \
+                 write Quota::per_minute(60).name(\"tokens\")"
+            );
+            assert!(
+                other != name,
+                "two limits of one charge are named {name:?}: \
+                 write .name(\"{name}-2\") for the other one"
+            );
+        }
     }
 }
 
@@ -413,6 +411,7 @@ pub trait IntoLimits {
 
 #[diagnostic::do_not_recommend]
 impl<T: Into<Limits>> IntoLimits for T {
+    #[track_caller]
     fn into_limits(self) -> Limits {
         self.into()
     }
@@ -432,19 +431,25 @@ impl From<Quotas> for Limits {
 
 impl From<Limit> for Limits {
     fn from(limit: Limit) -> Self {
-        Self::unchecked(vec![limit])
+        Self::new([limit])
     }
 }
 
+/// # Panics
+/// As [`Limits::new`] does.
 impl From<Vec<Limit>> for Limits {
+    #[track_caller]
     fn from(limits: Vec<Limit>) -> Self {
-        Self::unchecked(limits)
+        Self::new(limits)
     }
 }
 
+/// # Panics
+/// As [`Limits::new`] does.
 impl<const N: usize> From<[Limit; N]> for Limits {
+    #[track_caller]
     fn from(limits: [Limit; N]) -> Self {
-        Self::unchecked(limits.into())
+        Self::new(limits)
     }
 }
 

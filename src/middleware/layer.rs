@@ -122,7 +122,6 @@ impl FixedWindowLayer {
     #[track_caller]
     pub fn new(limits: impl IntoLimits) -> Self {
         let limits = limits.into_limits();
-        limits.assert_valid();
         let options = Options { drains: default_drains(), ..Options::default() };
         Self { limits, options, lines: Arc::default(), reject: Arc::new(ProblemJson) }
     }

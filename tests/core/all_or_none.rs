@@ -8,7 +8,8 @@ use allocation_counter::measure;
 use tower_fixed_window::store::{Account, Charge, OnStoreFailure, Remote, Scope, Store};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    Decision, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, StoreError,
+    Decision, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
+    StoreError,
 };
 
 use crate::answer;
@@ -261,19 +262,23 @@ fn the_debug_output_of_a_line_has_no_key() {
 #[test]
 fn limits_that_can_not_be_told_apart_panic_with_the_line_to_write() {
     let limit = || Limit::new(Quota::per_minute(5));
-    let build = |limits: Vec<Limit>| {
-        let panicked =
-            catch_unwind(AssertUnwindSafe(|| Limits::new(limits))).expect_err("a mistake");
+    let build = |build: &dyn Fn() -> Limits| {
+        let panicked = catch_unwind(AssertUnwindSafe(build)).expect_err("a mistake");
         match panicked.downcast::<String>() {
             Ok(message) => *message,
             Err(other) => other.downcast_ref::<&str>().expect("a message").to_string(),
         }
     };
     for (limits, message) in [
-        (vec![], "one to eight limits are charged together, not 0"),
+        (
+            vec![],
+            "one to eight limits are charged together, not 0: \
+             write Limits::new([Quota::per_minute(60).name(\"requests\")])",
+        ),
         (
             (0..9).map(|i| limit().name(&format!("limit-{i}"))).collect(),
-            "one to eight limits are charged together, not 9",
+            "one to eight limits are charged together, not 9: \
+             write Limits::new([Quota::per_minute(60).name(\"requests\")])",
         ),
         (
             vec![limit().name("tokens"), limit()],
@@ -284,7 +289,20 @@ fn limits_that_can_not_be_told_apart_panic_with_the_line_to_write() {
             "two limits of one charge are named \"tokens\": write .name(\"tokens-2\") for the other one",
         ),
     ] {
-        assert_eq!(build(limits), message);
+        let limits = || limits.clone();
+        let array = || match <[Limit; 3]>::try_from(limits()) {
+            Ok(three) => Limits::from(three),
+            Err(_) => match <[Limit; 2]>::try_from(limits()) {
+                Ok(two) => two.into(),
+                Err(all) => all.into(),
+            },
+        };
+        let layer = || FixedWindowLayer::new(limits()).limits().clone();
+        let all: [&dyn Fn() -> Limits; 4] =
+            [&|| Limits::new(limits()), &|| Limits::from(limits()), &array, &layer];
+        for way in all {
+            assert_eq!(build(way), message);
+        }
     }
     let panicked =
         catch_unwind(|| gateway().of("token").quotas().as_ref().len()).expect_err("a mistake");
