@@ -126,15 +126,8 @@ macro_rules! no_peer {
     };
 }
 
-#[cfg(feature = "axum")]
 const NO_PEER: &str = no_peer!(
-    "axum: serve `app.into_make_service_with_connect_info::<SocketAddr>()`",
-    "other servers, Unix sockets: set `tower_fixed_window::key::PeerAddr`, as docs/other-stacks.md does"
-);
-
-#[cfg(not(feature = "axum"))]
-const NO_PEER: &str = no_peer!(
-    "axum: enable the feature `axum`, serve `app.into_make_service_with_connect_info::<SocketAddr>()`",
+    "axum (feature `axum`): serve `app.into_make_service_with_connect_info::<SocketAddr>()`",
     "other servers, Unix sockets: set `tower_fixed_window::key::PeerAddr`, as docs/other-stacks.md does"
 );
 
