@@ -329,14 +329,15 @@ where
 ///
 /// **The value is unverified.** A client that invents a new value gets a fresh count. Count by [a
 /// verified user](crate::guide::keys#a-verified-user), or add a limit per
-/// [`peer_ip`](super::peer_ip). If your check accepts one key in several spellings, count by what it
-/// finds.
+/// [`peer_ip`](super::peer_ip). If your check accepts one key in several spellings, count by what
+/// it finds.
 ///
 /// A request is refused with 400 if the header is missing, unless [`or`](KeyExtractor::or) adds a
 /// fallback; and in any case if it is empty or occurs more than once, since your app might read one
 /// of these values. Any other value is a key, byte for byte, even if it is long or not text. Only
 /// in `authorization` and `proxy-authorization`, the scheme's case and the number of spaces behind
-/// it make no difference: `Bearer t` is `Key::secret("bearer t")`.
+/// it make no difference: `Bearer t` is `Key::secret("bearer t")`. HTTP/2 clients may send `cookie`
+/// in several lines: read a session's cookie in a closure ([`key_fn`]).
 ///
 /// # Panics
 /// If `name` is not a valid header name in lower case.
