@@ -228,6 +228,37 @@ fn the_guide_s_headers_of_platforms_are_read_as_it_says() {
     {
         assert!(headers.contains(&header), "{header}");
     }
+    for platform in ["Railway", "Vercel", "Fastly", "Render", "Heroku"] {
+        assert!(section.contains(&format!("\n| {platform} | ")), "{platform}");
+    }
+}
+
+/// One client through three edges of a platform, which are not known by their addresses.
+#[test]
+fn a_client_has_one_count_whatever_edge_of_a_platform_it_comes_through() {
+    let railway = || client_ip().trusting_hops(1).from_header("x-real-ip");
+    let vercel = || client_ip().trusting_hops(1).from_header("x-vercel-forwarded-for");
+    let two_hops = || client_ip().trusting_hops(2);
+    let heroku = || client_ip().trusting_hops(1);
+    for edge in 1..=3 {
+        let through = |lines: &[(&str, &str)]| {
+            let lines: Vec<_> = lines.iter().map(|(name, line)| (*name, line.as_bytes())).collect();
+            request(&format!("100.64.0.{edge}"), &lines)
+        };
+        let chain = format!("192.0.2.7, 152.233.33.{edge}");
+        let on_railway = through(&[("x-real-ip", "192.0.2.7"), ("x-forwarded-for", &chain)]);
+        let on_vercel =
+            through(&[("x-vercel-forwarded-for", "192.0.2.7"), ("x-forwarded-for", &chain)]);
+        let on_heroku = through(&[("x-forwarded-for", &format!("8.8.8.{edge}, 192.0.2.7"))]);
+        for (client, parts) in [
+            (railway(), &on_railway),
+            (vercel(), &on_vercel),
+            (two_hops(), &on_vercel),
+            (heroku(), &on_heroku),
+        ] {
+            assert_eq!(key(&client, parts), Key::from(IpAddr::from([192, 0, 2, 7])), "{client:?}");
+        }
+    }
 }
 
 #[test]
