@@ -4,31 +4,31 @@
 //! without a queue, except that it goes on waiting after a refusal:
 //!
 //! ```text
-//!          due, and the service is ready          answer: it passes
-//! join ──> waits ───────────────────────> asks ───────────────────> answered ──> goes
-//!            ^ │ full, too long,           │                           │
-//!            │ └> max_wait: refused        │ answer: refused           │ one before it
-//!            └─────────────────────────────┴───────────────────────────┘ was refused
+//!          due, and the service is ready          answer: granted
+//! look ──> waits ───────────────────────> asks ───────────────────> goes
+//!            ^ │ full, too long,           │
+//!            │ └> max_wait: refused        │ answer: refused
+//!            └─────────────────────────────┘
 //! ```
 //!
-//! - A `WaitingLine` has the requests of a key; in a layer of several limits, of a combination of
-//!   keys. It exists while a request is in it. No task drives it: each request has a `Place`, with
-//!   a waker and a timer, and acts when it is polled, so that a runtime that ends or stalls delays
-//!   no other.
-//! - *Asking.* The first request that waits asks, if by the [`LastAnswer`](line::LastAnswer) its
-//!   tokens can pass beside those in flight. So a line asks once at a window's start, and then as
-//!   many at a time as there is room for, without waiting for each other's answers.
-//! - *Going.* The first request that is answered goes. If one before it was refused, perhaps
-//!   because of its tokens, it returns these, and waits again. They are in flight until the store
-//!   has them: no refusal judges others until then, and the first one then asks again at once.
-//! - *Refusals.* A request is refused if it joins when the line is full, or would be due after
+//! - An `OfKey` has the requests of a key; in a layer of several limits, of a combination of keys.
+//!   It exists while a request is in it. No task drives it: each request has a `Place`, with a
+//!   waker and a timer, and looks whether it is its turn when it is polled, so that a runtime that
+//!   ends or stalls delays no other.
+//! - *Asking.* The first request that waits asks, if by the last answer its tokens can pass beside
+//!   those in flight. So a key's requests ask once at a window's start, and then as many at a time
+//!   as there is room for, without waiting for each other's answers.
+//! - *Going.* A request that is granted goes. One before it that was refused is the first again,
+//!   and those behind don't ask before it has. Taking back what was granted behind it would keep
+//!   the order without exception, at the price of returned tokens and of refusals in doubt.
+//! - *Refusals.* A request is refused if it comes when the queue is full, or would be due after
 //!   `max_wait` (if nothing is known then, the next answer judges it), and when it has waited for
-//!   `max_wait`. If one that was being charged has to wait, a full line loses its last one.
+//!   `max_wait`. If one that was being charged has to wait, a full queue loses its last one.
 //! - *Time.* A request is due at the time that the last answer gives, or a second after it, then
 //!   after twice as long each time: tokens may have come back, here or on another node. On a shared
 //!   store, the node whose first request is oldest asks first.
-//! - *Unpolled requests.* Others pass a request that is not polled within 100 ms when it is its
-//!   turn. It keeps its place.
+//! - *Unpolled requests.* One that is not polled within 100 ms when it is its turn is out, and its
+//!   tokens are not counted. When it is polled it enters again, by its number.
 //!
 //! How a request is charged is up to `middleware/request`.
 
@@ -44,15 +44,15 @@ use crate::limits::Limits;
 use crate::quota::{Quota, Quotas};
 use crate::sync::{self, Instant, Mutex};
 
-mod line;
 mod place;
+mod waiting;
 
-use line::LineState;
-pub(crate) use line::Turn;
 pub(crate) use place::Place;
+pub(crate) use waiting::Turn;
+use waiting::Waiting;
 
 pub(crate) struct Queue {
-    pub(crate) lines: Arc<Lines>,
+    pub(crate) by_key: Arc<ByKey>,
     pub(crate) limits: Limits,
     pub(crate) most: u64,
     pub(crate) max_wait: Duration,
@@ -65,53 +65,53 @@ impl Queue {
     }
 
     fn is_closed(&self) -> bool {
-        self.lines.closed.load(Ordering::Acquire)
+        self.by_key.closed.load(Ordering::Acquire)
     }
 }
 
 #[derive(Default)]
-pub(crate) struct Lines {
-    all: Mutex<HashMap<Arc<[Counter]>, Weak<WaitingLine>>>,
+pub(crate) struct ByKey {
+    all: Mutex<HashMap<Arc<[Counter]>, Weak<OfKey>>>,
     closed: AtomicBool,
 }
 
-struct WaitingLine {
-    lines: Arc<Lines>,
+struct OfKey {
+    by_key: Arc<ByKey>,
     counters: Arc<[Counter]>,
-    state: Mutex<LineState>,
+    waiting: Mutex<Waiting>,
 }
 
-impl Lines {
-    fn line_for(self: &Arc<Self>, claim: &Claim) -> Arc<WaitingLine> {
-        let mut lines = sync::lock(&self.all);
-        if let Some(line) = lines.get(&claim.counters).and_then(Weak::upgrade) {
-            return line;
+impl ByKey {
+    fn of(self: &Arc<Self>, claim: &Claim) -> Arc<OfKey> {
+        let mut all = sync::lock(&self.all);
+        if let Some(of_key) = all.get(&claim.counters).and_then(Weak::upgrade) {
+            return of_key;
         }
-        let (counters, state) = (Arc::clone(&claim.counters), LineState::new(&claim.cost));
-        let line = WaitingLine { lines: Arc::clone(self), counters, state: Mutex::new(state) };
-        let line = Arc::new(line);
-        lines.insert(Arc::clone(&line.counters), Arc::downgrade(&line));
-        line
+        let (counters, waiting) = (Arc::clone(&claim.counters), Waiting::new(&claim.cost));
+        let of_key = OfKey { by_key: Arc::clone(self), counters, waiting: Mutex::new(waiting) };
+        let of_key = Arc::new(of_key);
+        all.insert(Arc::clone(&of_key.counters), Arc::downgrade(&of_key));
+        of_key
     }
 
     /// All requests stop waiting. Without a runtime nothing waits.
     #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        let lines: Vec<_> = sync::lock(&self.all).values().filter_map(Weak::upgrade).collect();
-        for line in lines {
-            let wakers = sync::lock(&line.state).take_wakers();
+        let all: Vec<_> = sync::lock(&self.all).values().filter_map(Weak::upgrade).collect();
+        for of_key in all {
+            let wakers = sync::lock(&of_key.waiting).take_wakers();
             wakers.into_iter().for_each(Waker::wake);
         }
     }
 }
 
-impl Drop for WaitingLine {
+impl Drop for OfKey {
     fn drop(&mut self) {
-        let mut lines = sync::lock(&self.lines.all);
-        // A new line may be in the map already.
-        if lines.get(&self.counters).is_some_and(|line| line.strong_count() == 0) {
-            lines.remove(&self.counters);
+        let mut all = sync::lock(&self.by_key.all);
+        // A new one may be in the map already.
+        if all.get(&self.counters).is_some_and(|of_key| of_key.strong_count() == 0) {
+            all.remove(&self.counters);
         }
     }
 }
@@ -122,15 +122,22 @@ pub(crate) struct Counter {
     pub(crate) key: Key,
 }
 
-/// The quotas that decide a request's charge, in the order of its line's counters.
+/// The quotas that decide a request's charge, in the order of its counters.
 pub(crate) type Terms = Arc<[Quotas]>;
 
 pub(crate) struct Claim {
     pub(crate) counters: Arc<[Counter]>,
     pub(crate) terms: Terms,
     pub(crate) cost: Tokens,
-    /// It may have waited in another line since.
+    /// It may have waited by other keys since.
     pub(crate) arrived: Instant,
+}
+
+impl Claim {
+    fn deadline(&self, queue: &Queue) -> Instant {
+        const FOR_EVER: Duration = Duration::from_secs(1 << 32);
+        self.arrived.checked_add(queue.max_wait).unwrap_or(self.arrived + FOR_EVER)
+    }
 }
 
 #[derive(Clone, PartialEq)]

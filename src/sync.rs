@@ -87,9 +87,8 @@ mod with_tokio {
     use std::panic::catch_unwind;
     use std::pin::Pin;
     use std::task::{Context, Poll};
-    use std::time::Duration;
 
-    use tokio::runtime::Handle;
+    use tokio::runtime::{Handle, Id};
     use tokio::time;
 
     use super::Instant;
@@ -107,21 +106,21 @@ mod with_tokio {
     pub(crate) struct Sleep(Pin<Box<time::Sleep>>);
 
     impl Sleep {
-        pub(crate) fn until(instant: Instant) -> Self {
-            Self(Box::pin(time::sleep_until(instant)))
-        }
-
         /// Returns `None` outside of a runtime, and in one without timers.
-        pub(crate) fn try_new(duration: Duration) -> Option<Self> {
+        pub(crate) fn until(instant: Instant) -> Option<Self> {
             thread_local! {
-                static HAS_NO_TIMERS: Cell<bool> = const { Cell::new(false) };
+                static WITHOUT_TIMERS: Cell<Option<Id>> = const { Cell::new(None) };
             }
-            if Handle::try_current().is_err() || HAS_NO_TIMERS.get() {
+            let runtime = Handle::try_current().ok()?.id();
+            if WITHOUT_TIMERS.get() == Some(runtime) {
                 return None;
             }
-            // Without timers tokio panics, and its message has the line to write: once per thread.
-            let sleep = catch_unwind(|| Self::until(Instant::now() + duration)).ok();
-            HAS_NO_TIMERS.set(sleep.is_none());
+            // Without timers tokio panics, and its message has the line to write. There is no way
+            // to ask before.
+            let sleep = catch_unwind(|| Self(Box::pin(time::sleep_until(instant)))).ok();
+            if sleep.is_none() {
+                WITHOUT_TIMERS.set(Some(runtime));
+            }
             sleep
         }
 
@@ -140,7 +139,6 @@ mod with_tokio {
 #[cfg(not(feature = "tokio"))]
 mod without_tokio {
     use std::task::{Context, Poll};
-    use std::time::Duration;
 
     use super::Instant;
 
@@ -151,12 +149,8 @@ mod without_tokio {
     pub(crate) struct Sleep;
 
     impl Sleep {
-        pub(crate) fn try_new(_: Duration) -> Option<Self> {
+        pub(crate) fn until(_: Instant) -> Option<Self> {
             None
-        }
-
-        pub(crate) fn until(_: Instant) -> Self {
-            Self
         }
 
         pub(crate) fn set(&mut self, _: Instant) {}

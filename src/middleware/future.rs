@@ -77,7 +77,6 @@ where
             limited.prepare_call(&mut parts.extensions);
             // Called in this function, since moving a request is measurable.
             let future = service.call(Request::from_parts(parts, body));
-            limited.leave_queue();
             return Self { state: FutureState::Calling { future }, limited };
         }
         match next {
@@ -112,7 +111,6 @@ where
         Next::Call => {
             limited.prepare_call(&mut parts.extensions);
             let future = service.call(Request::from_parts(parts, body));
-            limited.leave_queue();
             FutureState::Calling { future }
         }
         Next::Refuse => {
@@ -197,23 +195,33 @@ where
             let held = held.take().expect(DONE);
             (limited.decide(&held.parts, answer), held)
         }
-        FutureStateProj::Waiting { held } => {
-            let Held { service, parts, .. } = &mut **held.as_mut().expect(DONE);
-            let next = loop {
-                let next = match ready!(limited.poll_queue(parts, Some(cx))) {
-                    Next::Ask => {
-                        ready!(service.poll_ready(cx))?;
-                        let Some(next) = limited.ask(parts) else { continue };
-                        next
+        FutureStateProj::Waiting { held: place } => {
+            // Taken, so that nothing is polled again after a panic.
+            let mut held = place.take().expect(DONE);
+            let mut is_ready = false;
+            loop {
+                match limited.poll_queue(&held.parts, is_ready, Some(cx)) {
+                    Poll::Ready(Next::Ask) => match held.service.poll_ready(cx) {
+                        Poll::Ready(ready) => {
+                            ready?;
+                            is_ready = true;
+                        }
+                        Poll::Pending => {
+                            *place = Some(held);
+                            return Poll::Pending;
+                        }
+                    },
+                    Poll::Ready(Next::Wait) => {
+                        held.service = held.service.clone();
+                        is_ready = false;
                     }
-                    next => next,
-                };
-                match next {
-                    Next::Wait => *service = service.clone(),
-                    next => break next,
+                    Poll::Ready(next) => break (next, held),
+                    Poll::Pending => {
+                        *place = Some(held);
+                        return Poll::Pending;
+                    }
                 }
-            };
-            (next, held.take().expect(DONE))
+            }
         }
         FutureStateProj::Calling { .. } | FutureStateProj::Refused { .. } => {
             return Poll::Ready(Ok(()));

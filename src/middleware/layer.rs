@@ -17,7 +17,7 @@ use super::service::{FixedWindow, SharedSettings};
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::limits::{IntoLimits, Limits};
-use crate::queue::{Lines, Queue};
+use crate::queue::{ByKey, Queue};
 
 /// Limits the requests to the service it wraps.
 ///
@@ -85,7 +85,7 @@ use crate::queue::{Lines, Queue};
 pub struct FixedWindowLayer<J = ProblemJson> {
     limits: Limits,
     pub(super) options: Options,
-    lines: Arc<Lines>,
+    waiting: Arc<ByKey>,
     pub(super) reject: Arc<J>,
 }
 
@@ -123,7 +123,7 @@ impl FixedWindowLayer {
     pub fn new(limits: impl IntoLimits) -> Self {
         let limits = limits.into_limits();
         let options = Options { drains: default_drains(), ..Options::default() };
-        Self { limits, options, lines: Arc::default(), reject: Arc::new(ProblemJson) }
+        Self { limits, options, waiting: Arc::default(), reject: Arc::new(ProblemJson) }
     }
 }
 
@@ -283,7 +283,7 @@ impl<J> FixedWindowLayer<J> {
     #[cfg(feature = "tokio")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
     pub fn close_queue(&self) {
-        self.lines.close();
+        self.waiting.close();
     }
 
     /// Puts the [`Decision`](crate::Decision) into the extensions of requests that pass, for
@@ -395,8 +395,8 @@ impl<J> FixedWindowLayer<J> {
     /// [`Grpc`](crate::Grpc), [`EmptyBody`](crate::EmptyBody), or a [`Reject`](crate::Reject) of
     /// your own, each with an example; [`ProblemJson`](crate::ProblemJson) unless set.
     pub fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {
-        let Self { limits, options, lines, reject: _ } = self;
-        FixedWindowLayer { limits, options, lines, reject: Arc::new(reject) }
+        let Self { limits, options, waiting, reject: _ } = self;
+        FixedWindowLayer { limits, options, waiting, reject: Arc::new(reject) }
     }
 
     /// Makes the response to a refused request by a closure, which gets the request's parts and the
@@ -435,8 +435,8 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
     fn layer(&self, inner: S) -> Self::Service {
         let (limits, options) = (self.limits.clone(), self.options.clone());
         let queue = options.queue.map(|(most, max_wait)| {
-            let (lines, limits) = (Arc::clone(&self.lines), limits.clone());
-            Arc::new(Queue { lines, limits, most, max_wait })
+            let (by_key, limits) = (Arc::clone(&self.waiting), limits.clone());
+            Arc::new(Queue { by_key, limits, most, max_wait })
         });
         let (reject, marked) = (Arc::clone(&self.reject), Default::default());
         let shared = SharedSettings { limits, options, queue, reject, marked };
@@ -455,7 +455,7 @@ impl<J> Clone for FixedWindowLayer<J> {
         Self {
             limits: self.limits.clone(),
             options: self.options.clone(),
-            lines: Arc::clone(&self.lines),
+            waiting: Arc::clone(&self.waiting),
             reject: Arc::clone(&self.reject),
         }
     }

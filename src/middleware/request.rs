@@ -37,7 +37,7 @@ mod waiting;
 
 pub(crate) use correction::PendingDecision;
 use correction::{Actual, AsideCharge, Charged, Correction};
-use waiting::Waiting;
+use waiting::InQueue;
 
 pub(crate) struct LimitedRequest<J> {
     current: Arc<Current<J>>,
@@ -63,7 +63,7 @@ struct Rare {
     others: Vec<RequestLine>,
     /// Limits in shadow mode beside these.
     aside: Vec<(RequestLine, AsideCharge)>,
-    waiting: Option<Waiting>,
+    waiting: Option<InQueue>,
 }
 
 pub(crate) enum Next {
@@ -156,15 +156,16 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    /// For a request that has waited, some of whose limits are in shadow mode by now.
-    fn begin_again(&mut self, parts: &Parts, arrived: Instant) -> Next {
+    /// For a request that has waited, some of whose limits are in shadow mode by now: their places
+    /// are the bits of `shadows`.
+    fn begin_again(&mut self, parts: &Parts, arrived: Instant, shadows: u8) -> Next {
         let others = self.rare.as_mut().map(|rare| mem::take(&mut rare.others));
         let first = mem::take(&mut self.first);
         let mut lines = FoundLines::None;
-        for line in iter::once(first).chain(others.into_iter().flatten()) {
-            let is = match self.settings_of(&line).limiter.live().is_shadow() {
-                true => FoundLines::Shadow,
-                false => FoundLines::Enforced,
+        for (place, line) in iter::once(first).chain(others.into_iter().flatten()).enumerate() {
+            let is = match shadows >> place & 1 {
+                0 => FoundLines::Enforced,
+                _ => FoundLines::Shadow,
             };
             lines = self.add(line, is, lines);
         }
@@ -340,7 +341,6 @@ impl<J> LimitedRequest<J> {
     where
         J: Reject<R>,
     {
-        self.leave_queue();
         let Decided::Refused(reason) = &self.decided else { unreachable!("it was refused") };
         match reason {
             Reason::RateLimited(decision) => self.report(parts, decision),
@@ -610,11 +610,6 @@ impl<J> Drop for LimitedRequest<J> {
     fn drop(&mut self) {
         if self.awaits_response && self.current.shared.options.refund_dropped {
             self.give_back();
-        }
-        if self.rare.is_some()
-            && let Some(returning) = self.give_back_granted()
-        {
-            returning.detach();
         }
     }
 }

@@ -117,7 +117,7 @@ impl<B> Rest<B> {
                 Poll::Ready(_) => return Poll::Ready(()),
                 Poll::Pending => {
                     if self.silence.is_none() {
-                        self.silence = Sleep::try_new(MAX_SILENCE.min(time));
+                        self.silence = Sleep::until(Instant::now() + MAX_SILENCE.min(time));
                     }
                     // Without a timer, reading could wait for ever.
                     let Some(silence) = &mut self.silence else { return Poll::Ready(()) };

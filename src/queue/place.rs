@@ -1,89 +1,122 @@
-//! The place of a request in its line. A timer wakes the request when its turn may have come.
+//! The place of a request among those that wait. A timer wakes it when its turn may have come.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::line::{LineState, Turn, Visit};
-use super::{Claim, Queue, Terms, WaitingLine};
+use super::waiting::{Look, SIGN_OF_LIFE, Turn, Visit, Waiting};
+use super::{Claim, OfKey, Queue, Terms};
 use crate::decision::Decision;
+use crate::observe;
 use crate::store::StoreError;
-use crate::sync::{self, Sleep};
+use crate::sync::{self, Instant, Sleep};
 
 /// Dropping it removes the request.
 pub(crate) struct Place {
     queue: Arc<Queue>,
-    line: Arc<WaitingLine>,
-    number: u64,
+    of_key: Arc<OfKey>,
+    pub(crate) claim: Claim,
+    /// `None` before the first look.
+    number: Option<u64>,
+    /// When its charge was.
+    sent: Instant,
     alarm: Option<Sleep>,
 }
 
 impl Place {
-    /// Also returns whether the request has to wait.
-    pub(crate) fn join(queue: &Arc<Queue>, claim: Claim) -> Result<(Self, bool), Box<Decision>> {
-        let line = queue.lines.line_for(&claim);
-        let (number, has_to_wait) = line.visit(queue, |state, visit| state.join(&claim, visit))?;
-        Ok((Self { queue: Arc::clone(queue), line, number, alarm: None }, has_to_wait))
+    pub(crate) fn new(queue: &Arc<Queue>, claim: Claim) -> Self {
+        let (of_key, sent) = (queue.by_key.of(&claim), claim.arrived);
+        Self { queue: Arc::clone(queue), of_key, claim, number: None, sent, alarm: None }
     }
 
-    pub(crate) fn poll(
+    /// `changed` are the request's quotas, if they are others now. Once it asks, its charge has to
+    /// be sent.
+    pub(crate) fn look(
         &mut self,
-        mut changed: Option<Terms>,
-        mut cx: Option<&mut Context<'_>>,
-    ) -> Poll<Turn> {
-        loop {
-            let waker = cx.as_ref().map(|cx| cx.waker());
-            let (turn, alarm) = self.line.visit(&self.queue, |state, visit| {
-                state.turn(self.number, changed.take(), waker, visit)
-            });
-            let turn = turn.map_or(Poll::Pending, Poll::Ready);
-            // A request that asks may have to wait for its service, until then.
-            let waits = matches!(turn, Poll::Pending | Poll::Ready(Turn::Ask | Turn::GiveBack));
-            let Some(cx) = cx.as_mut().filter(|_| waits) else { return turn };
-            let sleep = self.alarm.get_or_insert_with(|| Sleep::until(alarm));
-            sleep.set(alarm);
-            if sleep.poll(cx).is_pending() {
-                return turn;
-            }
+        changed: Option<Terms>,
+        is_ready: bool,
+        cx: Option<&mut Context<'_>>,
+    ) -> Turn {
+        if let Some(terms) = changed {
+            self.claim.terms = terms;
         }
+        let can_wait = cx.is_none() || self.alarm().is_some();
+        let look = Look { waker: cx.as_ref().map(|cx| cx.waker()), is_ready, can_wait };
+        let Self { queue, claim, number, sent, .. } = self;
+        let (turn, until) = self.of_key.visit(queue, |waiting, visit| {
+            *sent = visit.now;
+            waiting.look(number, claim, &look, visit)
+        });
+        if let (Turn::Wait | Turn::Ask, Some(cx)) = (&turn, cx) {
+            self.wake_at(until, cx);
+        }
+        turn
     }
 
-    pub(crate) fn ask(&self) -> bool {
-        self.line.visit(&self.queue, |state, visit| state.ask(self.number, visit))
+    /// While its charge is in flight.
+    pub(crate) fn stay(&mut self, cx: &mut Context<'_>) {
+        let Some(number) = self.number else { return };
+        let next_poll = self.of_key.visit(&self.queue, |waiting, visit| {
+            let next_poll = visit.now + SIGN_OF_LIFE;
+            waiting.note_polled(number, next_poll);
+            next_poll
+        });
+        self.alarm();
+        self.wake_at(next_poll, cx);
     }
 
-    pub(crate) fn note(&self, answer: &Result<Decision, StoreError>) {
-        self.line.visit(&self.queue, |state, visit| state.note(self.number, answer, visit));
+    /// Returns `false` if the request no longer waits.
+    pub(crate) fn note(&self, answer: &Result<Decision, StoreError>) -> bool {
+        let Some(number) = self.number else { return false };
+        self.of_key.visit(&self.queue, |waiting, visit| {
+            waiting.note(number, &self.claim, self.sent, answer, visit)
+        })
     }
 
-    pub(crate) fn note_returned(&self) {
-        self.line.visit(&self.queue, |state, visit| state.note_returned(self.number, visit));
+    fn alarm(&mut self) -> Option<&mut Sleep> {
+        if self.alarm.is_none() {
+            self.alarm = Sleep::until(self.sent);
+        }
+        self.alarm.as_mut()
+    }
+
+    fn wake_at(&mut self, until: Instant, cx: &mut Context<'_>) {
+        let Some(alarm) = &mut self.alarm else { return };
+        alarm.set(until);
+        if alarm.poll(cx) == Poll::Ready(()) {
+            cx.waker().wake_by_ref();
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.line.visit(&self.queue, |state, visit| state.leave(self.number, visit));
+        if let Some(number) = self.number {
+            self.of_key.visit(&self.queue, |waiting, visit| waiting.remove(number, visit));
+        }
     }
 }
 
-impl WaitingLine {
-    fn visit<T>(
-        &self,
-        queue: &Queue,
-        change: impl FnOnce(&mut LineState, &mut Visit<'_>) -> T,
-    ) -> T {
+impl OfKey {
+    fn visit<T>(&self, queue: &Queue, change: impl FnOnce(&mut Waiting, &mut Visit<'_>) -> T) -> T {
         let mut visit = Visit::new(queue);
-        let mut state = sync::lock(&self.state);
-        let before = state.waiting;
-        let changed = change(&mut state, &mut visit);
-        let more_waiting = state.waiting as i64 - before as i64;
-        drop(state);
-        if more_waiting != 0 || visit.waited.is_some() {
+        let mut waiting = sync::lock(&self.waiting);
+        let before = waiting.sums.have_to_wait;
+        let changed = change(&mut waiting, &mut visit);
+        let more = waiting.sums.have_to_wait as i64 - before as i64;
+        drop(waiting);
+        if more != 0 || visit.waited.is_some() {
             for counter in &*self.counters {
                 let observed = queue.limits.limiters()[counter.limit].scope().observe();
-                observed.waits(more_waiting);
+                observed.waits(more);
                 visit.waited.into_iter().for_each(|time| observed.waited(time));
             }
+        }
+        if visit.cannot_wait {
+            observe::mistake(
+                &"requests can't wait in a queue here, where there are no timers, and are refused. \
+                  Enable the feature `tokio`, and call `enable_time` or `enable_all` on the \
+                  builder of the runtime",
+            );
         }
         visit.wake();
         changed

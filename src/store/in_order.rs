@@ -6,7 +6,6 @@ use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use super::Store;
 use super::charge::{Charge, OwnedCharge};
@@ -95,11 +94,11 @@ impl SequentialCharge {
         let charge = self.charge.as_charge();
         let next = charge.line(self.passed.len());
         // The store ends the first call at the deadline itself.
-        let sleep = if self.passed.is_empty() { None } else { self.ends.map(time_left) };
-        if sleep == Some(Duration::ZERO) {
+        let ends = self.ends.filter(|_| !self.passed.is_empty());
+        if ends.is_some_and(|ends| ends <= Instant::now()) {
             return self.stand_in(next).await;
         }
-        let mut sleep = sleep.and_then(Sleep::try_new);
+        let mut sleep = ends.and_then(Sleep::until);
         let mut reply = self.store.charge(next);
         // A reply is sent with its first poll. From then on, a drop has to return its tokens.
         let in_flight = &mut self.in_flight;
@@ -148,7 +147,7 @@ impl SequentialCharge {
     async fn return_passed(&mut self, mut peeks: Vec<Reply<Decision>>) -> Vec<Option<Decision>> {
         self.begin_returning();
         let mut looks: Vec<_> = peeks.iter().map(|_| None).collect();
-        let mut sleep = self.ends.map(time_left).and_then(Sleep::try_new);
+        let mut sleep = self.ends.and_then(Sleep::until);
         let returning = &mut self.returning;
         poll_fn(|cx| {
             returning.retain_mut(|reply| Pin::new(reply).poll(cx).is_pending());
@@ -197,10 +196,6 @@ fn merge(decided: &[Option<Decision>]) -> Decision {
     let lines = decided.iter().enumerate();
     let lines = lines.filter_map(|(place, decision)| Some((place, decision.clone()?)));
     Decision::of_lines(decided.len(), lines).expect("a line is decided")
-}
-
-fn time_left(ends: Instant) -> Duration {
-    ends.saturating_duration_since(Instant::now())
 }
 
 fn poll_deadline(sleep: &mut Option<Sleep>, cx: &mut Context<'_>) -> Poll<()> {

@@ -3,8 +3,10 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
@@ -13,7 +15,6 @@ use std::time::{Duration, UNIX_EPOCH};
 use axum::body::Body;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use harness::{Operation, forward_to_memory};
 use http::request::Parts;
 use http::{Request, Response};
 use tokio::runtime::{Builder, Runtime};
@@ -21,7 +22,6 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
-use tower_fixed_window::store::{Remote, Reply};
 use tower_fixed_window::{
     Clock, FixedWindowLayer, Key, Limit, Limits, ManualClock, MemoryStore, Quota, Quotas,
 };
@@ -272,9 +272,9 @@ async fn a_request_that_is_not_polled_when_it_is_charged_delays_the_next_by_some
     drop(forgotten);
 }
 
-/// Six of ten are used: the first needs five. The others get theirs, and return them.
+/// Six of ten are used: the first needs five. Nothing is taken back of the others.
 #[tokio::test(start_paused = true)]
-async fn those_who_returned_their_tokens_count_as_waiting() {
+async fn whoever_is_granted_goes_also_behind_one_that_is_refused() {
     let store = FarStore::new(|| 5);
     let limit = Quota::per_minute(10).name("returned").key(Key::global()).cost_fn(cost_of);
     let others = limit.clone().store(store.memory.clone());
@@ -286,8 +286,8 @@ async fn those_who_returned_their_tokens_count_as_waiting() {
         .collect();
     sleep(Duration::from_secs(1)).await;
     let waiting = requests.iter().filter(|request| !request.is_finished()).count();
-    assert_eq!(waiting, 2);
-    assert_eq!(others.peek(Key::global()).await.expect("memory").used(), 6);
+    assert_eq!(waiting, 1);
+    assert_eq!(others.peek(Key::global()).await.expect("memory").used(), 10);
 }
 
 /// Two were let through by what was left, which others have taken meanwhile. By then, the line was
@@ -360,7 +360,7 @@ async fn requests_under_other_quotas_wait_for_no_answer_that_has_room() {
 
 /// The first is refused, and those behind one that is polled late are granted.
 #[tokio::test(start_paused = true)]
-async fn those_behind_a_refused_one_go_after_it_also_if_one_between_waits() {
+async fn one_that_was_refused_while_later_ones_were_granted_is_the_first_again() {
     let (order, start) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
     let store = FarStore::new(|| 200);
     let limit = Quota::per_second(3).name("between").key(Key::global());
@@ -386,10 +386,14 @@ async fn those_behind_a_refused_one_go_after_it_also_if_one_between_waits() {
     assert!((&mut late).now_or_never().is_none());
     sleep_until(start + ms(1_080)).await;
     others.reset(Key::global()).await.expect("memory");
+    drop(late);
+    requests.extend(["/c", "/d"].map(|path| tokio::spawn(call(path))));
     for request in requests {
         assert_eq!(status(request.map(|done| done.expect("no panic"))).await, 200);
     }
-    assert_eq!(order.lock().unwrap()[..], ["/first", "/a", "/b"].map(str::to_owned));
+    // Those in flight with it go; the others don't ask before it has.
+    let expected = ["/a", "/b", "/first", "/c", "/d"].map(str::to_owned);
+    assert_eq!(order.lock().unwrap()[..], expected);
 }
 
 /// In the second half of their wait the first asks again, and then they are due.
@@ -406,68 +410,6 @@ async fn those_who_wait_for_a_window_all_get_its_tokens() {
         let all = join_all((0..5).map(|_| status(service.clone().oneshot(get("/"))))).await;
         assert_eq!(all, [200; 5], "{way} ms away, at {at}");
     }
-}
-
-/// A store in memory, 20 ms away. Returned tokens arrive later than the next charge.
-struct SlowReturns {
-    memory: MemoryStore,
-}
-
-impl SlowReturns {
-    fn forward<T: Send + 'static>(
-        &self,
-        operation: Operation,
-        ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
-    ) -> Reply<T> {
-        let memory = self.memory.clone();
-        let way = if operation == Operation::Adjust { 45 } else { 20 };
-        Reply::later(async move {
-            sleep(ms(way)).await;
-            let answer = ask(&memory).await;
-            sleep(ms(20)).await;
-            answer
-        })
-    }
-}
-
-forward_to_memory!(SlowReturns, {
-    fn now_ms(&self) -> u64 {
-        self.memory.now_ms()
-    }
-});
-
-/// The first one's charge is in a second that others have used up, the next one's in a new one.
-#[tokio::test(start_paused = true)]
-async fn those_who_return_tokens_are_not_refused_by_them() {
-    for (first, gap) in (970..985).flat_map(|first| (1..6).map(move |gap| (first, gap))) {
-        let memory = MemoryStore::new().clock(paused_clock());
-        let quotas = Quota::per_second(2).and(Quota::per_minute(4));
-        let limit = quotas.name("returns").key(Key::global());
-        let others = limit.clone().store(memory.clone());
-        let store = Remote::around(SlowReturns { memory });
-        let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(9, ms(5_000)));
-        let (start, call) = (Instant::now(), || status(service.clone().oneshot(get("/"))));
-        assert!(others.check_cost(Key::global(), 2).await.expect("memory").allowed());
-        sleep_until(start + ms(first)).await;
-        let one = tokio::spawn(call());
-        sleep(ms(gap)).await;
-        let statuses = [call().await, one.await.expect("no panic")];
-        assert_eq!(statuses, [200; 2], "at {first} and {gap} later");
-    }
-}
-
-/// The second one's charge overtakes that of the first.
-#[tokio::test(start_paused = true)]
-async fn the_first_is_not_refused_by_a_token_of_the_next() {
-    let sent = AtomicUsize::new(0);
-    let way = move || if sent.fetch_add(1, Ordering::SeqCst) == 0 { 40 } else { 10 };
-    let limit = Quota::per_hour(2).name("overtaken").key(Key::global());
-    let store = FarStore::new(way);
-    let others = limit.clone().store(store.memory.clone());
-    assert!(others.check(Key::global()).await.expect("memory").allowed());
-    let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(9, ms(5_000)));
-    let both = join_all((0..2).map(|_| status(service.clone().oneshot(get("/"))))).await;
-    assert_eq!(both, [200, 429]);
 }
 
 /// It may hold tokens for as long as it likes.
@@ -606,4 +548,189 @@ async fn a_limit_with_room_is_no_reason_to_wait_when_the_clock_has_stepped_back(
     sleep(ms(1)).await;
     clock.set_ms(MINUTE_MS + 3_000);
     assert_eq!(waiting.await.expect("no panic"), 200, "a second begins after 0.7 s");
+}
+
+/// Fails if it takes too long: on another thread, since a poll may never return.
+fn ends<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+    let (done, is_done) = channel();
+    let thread = thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.expect("a runtime").block_on(test());
+        let _ = done.send(());
+    });
+    match is_done.recv_timeout(Duration::from_secs(60)) {
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("a poll never returns"),
+        _ => thread.join().expect("no panic"),
+    }
+}
+
+/// No time passes during a poll. Windows may be as short as a tick.
+#[test]
+fn each_poll_ends_while_time_stands_still() {
+    ends(|| async {
+        let waits = [0, 1, 2, 1_000].map(|wait| (1, wait)).into_iter();
+        for (most, wait) in waits.chain([(0, 0), (9, 0), (9, 1), (9, 1_000)]) {
+            for window in [1, 2, 1_000] {
+                let clock = ManualClock::at_ms(MINUTE_MS);
+                let limit = || Quota::new(2, ms(window)).name("still").key(Key::global());
+                let memory = MemoryStore::new().clock(clock);
+                let far = FarStore::over(memory.clone(), || 1);
+                let layers = [limit().store(memory), limit().store(far)].map(FixedWindowLayer::new);
+                for layer in layers {
+                    let layer = layer.queue(most, ms(wait));
+                    let mut requests: Vec<Pending> = Vec::new();
+                    for _ in 0..6 {
+                        requests.push(Box::pin(boxed(&layer).oneshot(get("/"))));
+                        requests.push(Box::pin(layer.layer(NeverReady).call(get("/"))));
+                    }
+                    for _ in 0..3 {
+                        requests.retain_mut(|request| request.now_or_never().is_none());
+                        tokio::task::yield_now().await;
+                    }
+                    sleep(ms(wait + 300)).await;
+                    requests.retain_mut(|request| request.now_or_never().is_none());
+                    requests.retain_mut(|request| request.now_or_never().is_none());
+                }
+            }
+        }
+    });
+}
+
+/// It takes calls all the same.
+#[derive(Clone)]
+struct NeverReady;
+
+impl Service<Request<Body>> for NeverReady {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Pending
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        std::future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// In each of their places: a decision that grants, one that refuses, the response to it.
+#[test]
+fn a_future_that_is_polled_again_after_a_hook_has_panicked_does_not_spin_and_passes_nothing() {
+    for (place, far) in [0, 1, 2].into_iter().flat_map(|place| [(place, false), (place, true)]) {
+        ends(move || async move {
+            let limit = Quota::per_second(1).name("panics").key(Key::global());
+            let memory = MemoryStore::new().clock(paused_clock());
+            let others = limit.clone().store(memory.clone());
+            let layer = match far {
+                true => FixedWindowLayer::new(limit.store(FarStore::over(memory, || 5))),
+                false => FixedWindowLayer::new(limit.store(memory)),
+            };
+            let layer = layer.on_decision(move |_, decision| {
+                assert!(decision.allowed() != (place == 0) && place < 2, "on purpose");
+            });
+            let layer = layer
+                .queue(9, ms(1_500))
+                .on_reject(|_, _| -> Response<Body> { panic!("on purpose") });
+            let called = Arc::new(AtomicUsize::new(0));
+            let counted = Arc::clone(&called);
+            let service = layer.layer(service_fn(move |request: Request<Body>| {
+                counted.fetch_add(1, Ordering::SeqCst);
+                inner(request)
+            }));
+            assert!(others.check(Key::global()).await.expect("memory").allowed());
+            let mut request: Pending = Box::pin(service.oneshot(get("/")));
+            assert!((&mut request).now_or_never().is_none());
+            let mut panicked = 0;
+            for _ in 0..30 {
+                sleep(ms(100)).await;
+                if place > 0 {
+                    let _ = others.check(Key::global()).await;
+                }
+                let poll = || (&mut request).now_or_never().is_some();
+                match catch_unwind(AssertUnwindSafe(poll)) {
+                    Err(_) => panicked += 1,
+                    Ok(answered) => assert!(!answered, "{place}"),
+                }
+            }
+            assert!(panicked > 0, "{place}");
+            assert_eq!(called.load(Ordering::SeqCst), 0, "{place}");
+        });
+    }
+}
+
+/// One a second. They were polled once, and are kept.
+#[tokio::test(start_paused = true)]
+async fn requests_that_nobody_polls_keep_neither_a_turn_nor_tokens() {
+    for (kept, full) in [1, 2, 3, 20].into_iter().flat_map(|kept| [(kept, true), (kept, false)]) {
+        for far in [false, true] {
+            let limit = Quota::per_second(1).name("kept").key(Key::global());
+            let layer = match far {
+                true => FixedWindowLayer::new(limit.store(FarStore::new(|| 5))),
+                false => in_memory(limit),
+            };
+            let most = if full { kept } else { kept + 9 };
+            let service = boxed(&layer.queue(most, Duration::from_secs(30)));
+            let start = Instant::now();
+            assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
+            let mut requests = Vec::new();
+            for _ in 0..kept {
+                let mut request = Box::pin(service.clone().oneshot(get("/")));
+                assert!((&mut request).now_or_never().is_none());
+                requests.push(request);
+            }
+            // Each of them was to be polled by then.
+            sleep_until(start + ms(1_300 + kept / 10 * 1_900)).await;
+            let came = Instant::now();
+            assert_eq!(status(service.clone().oneshot(get("/"))).await, 200, "{kept} {full}");
+            assert!(came.elapsed() <= ms(120), "{:?} behind {kept}, {far}", came.elapsed());
+            assert_eq!(status(service.clone().oneshot(get("/"))).await, 200, "{kept} {full}");
+            assert!(came.elapsed() <= ms(1_000), "{:?} behind {kept}, {far}", came.elapsed());
+            drop(requests);
+        }
+    }
+}
+
+/// A service that does something when it is asked whether it is ready, and is.
+#[derive(Clone)]
+struct Ready(Arc<dyn Fn() + Send + Sync>);
+
+impl Service<Request<Body>> for Ready {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        (self.0)();
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        std::future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// One look, one turn: what was true when the service was not ready yet may not be when it is.
+#[tokio::test(start_paused = true)]
+async fn a_request_asks_in_its_turn_also_if_a_shadow_mode_ends_while_its_service_becomes_ready() {
+    for limits in 1..=2 {
+        let names = ["a", "b"].into_iter().take(limits);
+        let limits =
+            Limits::new(names.map(|name| Quota::per_second(1).name(name).key(Key::global())))
+                .store(MemoryStore::new().clock(paused_clock()));
+        let layer = FixedWindowLayer::new(&limits).queue(9, LONG);
+        let shadow = limits.clone();
+        let service = layer.layer(Ready(Arc::new(move || shadow.of("a").set_shadow(false))));
+        let call = || -> Pending { Box::pin(service.clone().call(get("/"))) };
+        let poll = |request: &mut Pending| request.as_mut().now_or_never().is_some();
+        assert!(poll(&mut call()));
+        let (mut first, mut second) = (call(), call());
+        assert!(!poll(&mut first) && !poll(&mut second));
+        tokio::time::advance(ms(1_000)).await;
+        limits.of("a").set_shadow(true);
+        assert!(!poll(&mut second), "the first is before it");
+        assert!(poll(&mut first));
+        tokio::time::advance(ms(1_000)).await;
+        assert!(poll(&mut second));
+    }
 }

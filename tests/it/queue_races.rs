@@ -149,7 +149,7 @@ async fn a_late_request_is_reported_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_newcomer_gives_a_request_that_was_not_polled_a_tenth_of_a_second() {
+async fn a_newcomer_goes_before_a_request_that_was_not_polled_in_its_turn() {
     let start = Instant::now();
     let order = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&order);
@@ -174,7 +174,7 @@ async fn a_newcomer_gives_a_request_that_was_not_polled_a_tenth_of_a_second() {
     for request in requests {
         let Ok(_) = request.await.expect("no panic");
     }
-    assert_eq!(*order.lock().unwrap(), ["/first", "/late", "/a", "/b"]);
+    assert_eq!(*order.lock().unwrap(), ["/first", "/a", "/late", "/b"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -318,7 +318,7 @@ async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
         }
         let notes = notes.lock().unwrap();
         assert_eq!(notes.len(), if status == 200 { 6 } else { 1 });
-        assert!(notes.is_sorted(), "{notes:?}");
+        assert!(notes.iter().skip(1).all(|(_, at)| at / 10 == 100), "{notes:?}");
     }
 }
 

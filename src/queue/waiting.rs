@@ -1,0 +1,536 @@
+//! The requests of a key that wait, in order of arrival, and what each does next by the store's
+//! last answer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use super::{Claim, Queue, Terms, Tokens};
+use crate::decision::Decision;
+use crate::store::StoreError;
+use crate::sync::Instant;
+
+/// The precision of timers and of the store's clock.
+const TICK: Duration = Duration::from_millis(1);
+/// How long those behind a request wait for it to be polled, before they go first.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How often a request is polled that others wait for.
+pub(super) const SIGN_OF_LIFE: Duration = Duration::from_millis(50);
+/// When a head that is not due asks again, since tokens may have come back. The pause doubles with
+/// each refusal, up to a part of the window.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: u32 = 16;
+/// Charges of a key in flight. The answers to more of them would come too late.
+const MAX_CHARGES: usize = 64;
+/// Requests further behind check no later that those before them are polled.
+const RANKS: usize = 64;
+/// The longest delay of a charge in favor of other nodes.
+const MOST_COURTESY: Duration = Duration::from_millis(50);
+
+/// Requests have numbers in order of arrival. One that was not polled in its turn is in neither map
+/// until it is polled, and so is one that is about to be refused.
+pub(super) struct Waiting {
+    requests: BTreeMap<u64, Request>,
+    /// Their charges are in flight.
+    asking: BTreeMap<u64, Request>,
+    arrivals: u64,
+    pub(super) sums: Sums,
+    /// Some requests were not told to wait, by an answer that had room or for lack of one.
+    has_unjudged: bool,
+    answer: Option<LastAnswer>,
+    pause: Duration,
+}
+
+/// Of the requests in both maps.
+pub(super) struct Sums {
+    costs: Tokens,
+    /// How many have to wait, by an answer.
+    pub(super) have_to_wait: u64,
+}
+
+struct Request {
+    cost: Tokens,
+    terms: Terms,
+    arrived: Instant,
+    deadline: Instant,
+    /// At the latest, unless it is not polled any more.
+    next_poll: Instant,
+    has_to_wait: bool,
+    waker: Option<Waker>,
+}
+
+struct LastAnswer {
+    decision: Decision,
+    terms: Terms,
+    cost: Tokens,
+    /// When the charge was sent. Times in the decision count from here: one sent a second later
+    /// reaches the store a second later.
+    sent: Instant,
+    took: Duration,
+}
+
+pub(crate) enum Turn {
+    Wait,
+    /// Once its service is ready.
+    Ask,
+    Refused(Box<Decision>),
+    Unanswered,
+    Closed,
+}
+
+/// How a request looks whether it is its turn.
+pub(super) struct Look<'a> {
+    pub(super) waker: Option<&'a Waker>,
+    /// Its service is, so that it asks if it is its turn.
+    pub(super) is_ready: bool,
+    /// There are timers.
+    pub(super) can_wait: bool,
+}
+
+/// What follows from a visit is done when the lock is released.
+pub(super) struct Visit<'a> {
+    queue: &'a Queue,
+    pub(super) now: Instant,
+    wakers: Vec<Waker>,
+    old_waker: Option<Waker>,
+    pub(super) waited: Option<Duration>,
+    pub(super) cannot_wait: bool,
+}
+
+impl<'a> Visit<'a> {
+    pub(super) fn new(queue: &'a Queue) -> Self {
+        let (now, wakers) = (Instant::now(), Vec::new());
+        Self { queue, now, wakers, old_waker: None, waited: None, cannot_wait: false }
+    }
+
+    pub(super) fn wake(self) {
+        self.wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl LastAnswer {
+    fn refuses(&self) -> bool {
+        !self.decision.allowed()
+    }
+
+    fn is_of(&self, terms: &Terms) -> bool {
+        Arc::ptr_eq(&self.terms, terms) || self.terms == *terms
+    }
+
+    /// When these further tokens can have passed, at the earliest; `None`: never.
+    fn due(&self, tokens: &Tokens) -> Option<Instant> {
+        let exact = self.cost == *tokens;
+        let costs = self.cost.costs().zip(tokens.costs());
+        let after = self.terms.iter().zip(costs).enumerate().map(|(place, (quotas, costs))| {
+            let (cost, tokens) = costs;
+            // A limit without a decision is no reason to wait.
+            let Some(of) = self.decision.at(place) else { return 0 };
+            // Fewer tokens may pass before.
+            let retry_at = of.retry_at_ms().filter(|_| cost <= tokens);
+            let at = match retry_at {
+                Some(retry_at) if exact => retry_at,
+                _ => of.earliest_ms(quotas, tokens).max(retry_at.unwrap_or(0)),
+            };
+            // By the limit's own clock: limits that are charged in turns have different ones.
+            at.saturating_sub(of.now_ms())
+        });
+        let after = after.max().unwrap_or(0).max(0);
+        self.sent.checked_add(Duration::from_millis(after as u64))
+    }
+
+    /// When a request is due behind others that ask for the rest of the tokens. By an answer of
+    /// other quotas than its own it waits if others do.
+    fn due_behind(
+        &self,
+        terms: &Terms,
+        tokens: &Tokens,
+        others_wait: bool,
+        now: Instant,
+    ) -> Option<Instant> {
+        match self.is_of(terms) {
+            true => self.due(tokens),
+            false if others_wait || self.refuses() => Some(now + TICK),
+            false => Some(now),
+        }
+    }
+
+    /// How long a head that is due delays its charge in favor of other nodes: the older, the less.
+    /// So the store's nearest node does not serve all of its requests first.
+    fn courtesy(&self, age: Duration, max_wait: Duration) -> Duration {
+        let window = self.window();
+        let most = (window / 16).min(MOST_COURTESY).min(max_wait / 2);
+        most.div_f64(1.0 + age.div_duration_f64(window))
+    }
+
+    fn window(&self) -> Duration {
+        self.decision.usage()[self.decision.governing()].window()
+    }
+
+    fn refusal(&self, tokens: &Tokens, now: Instant) -> Decision {
+        let later = now.saturating_duration_since(self.sent).as_millis() as i64;
+        let ahead = |place| Some((self.terms.get(place)?, tokens.costs().nth(place)?));
+        self.decision.refusal_behind(ahead, later)
+    }
+}
+
+impl Request {
+    fn wake(&mut self, visit: &mut Visit<'_>) {
+        self.next_poll = self.next_poll.min(visit.now);
+        visit.wakers.extend(self.waker.take());
+    }
+}
+
+impl Sums {
+    fn add(&mut self, request: &Request) {
+        self.costs.add(&request.cost);
+        self.have_to_wait += u64::from(request.has_to_wait);
+    }
+
+    fn subtract(&mut self, request: &Request) {
+        self.costs.subtract(&request.cost);
+        self.have_to_wait -= u64::from(request.has_to_wait);
+    }
+
+    fn note_waiting(&mut self, request: &mut Request) {
+        self.have_to_wait += u64::from(!request.has_to_wait);
+        request.has_to_wait = true;
+    }
+}
+
+impl Waiting {
+    pub(super) fn new(cost: &Tokens) -> Self {
+        Self {
+            requests: BTreeMap::new(),
+            asking: BTreeMap::new(),
+            arrivals: 0,
+            sums: Sums { costs: cost.zeroed(), have_to_wait: 0 },
+            has_unjudged: false,
+            answer: None,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// One look, one turn: a request whose turn it is asks at once, or looks again. Also returns
+    /// when it has to look again.
+    pub(super) fn look(
+        &mut self,
+        number: &mut Option<u64>,
+        claim: &Claim,
+        look: &Look<'_>,
+        visit: &mut Visit<'_>,
+    ) -> (Turn, Instant) {
+        let now = visit.now;
+        let me = *number.get_or_insert_with(|| {
+            self.arrivals += 1;
+            self.arrivals
+        });
+        // If it is polled late itself, the runtime is slow.
+        let is_late = self.requests.get(&me).is_some_and(|of| of.next_poll + SIGN_OF_LIFE < now);
+        match self.requests.values_mut().next() {
+            Some(first) if is_late => first.next_poll = now,
+            _ => self.pass_unpolled(me, visit),
+        }
+        if !self.requests.contains_key(&me) {
+            self.enter(me, claim, visit);
+        }
+        // A request that has just come may ask in any case.
+        if look.waker.is_some() && visit.queue.is_closed() {
+            return (Turn::Closed, now);
+        }
+        let (mut turn, until) = self.turn(me, claim, visit);
+        if matches!(turn, Turn::Wait) && !look.can_wait {
+            visit.cannot_wait = true;
+            turn = if self.answer.is_some() { self.refusal(me, claim, now) } else { Turn::Ask };
+        }
+        let until = until.max(now + TICK);
+        match turn {
+            Turn::Ask if look.is_ready => {
+                if let Some(mut request) = self.requests.remove(&me) {
+                    request.next_poll = now + SIGN_OF_LIFE;
+                    visit.old_waker = request.waker.take();
+                    self.asking.insert(me, request);
+                }
+                self.wake_next(visit);
+            }
+            Turn::Ask | Turn::Wait => {
+                if let Some(request) = self.requests.get_mut(&me) {
+                    request.next_poll = until;
+                    if let Some(waker) = look.waker
+                        && !request.waker.as_ref().is_some_and(|there| there.will_wake(waker))
+                    {
+                        visit.old_waker = request.waker.replace(waker.clone());
+                    }
+                }
+            }
+            _ => {}
+        }
+        (turn, until)
+    }
+
+    /// They enter again when they are polled.
+    fn pass_unpolled(&mut self, me: u64, visit: &mut Visit<'_>) {
+        let Some(by) = visit.now.checked_sub(PATIENCE) else { return };
+        let mut passed = false;
+        while let Some(first) = self.requests.first_entry()
+            && *first.key() != me
+            && first.get().next_poll <= by
+        {
+            let request = first.remove();
+            self.sums.subtract(&request);
+            visit.wakers.extend(request.waker);
+            passed = true;
+        }
+        let sums = &mut self.sums;
+        self.asking.retain(|_, request| {
+            let is_polled = request.next_poll > by;
+            if !is_polled {
+                sums.subtract(request);
+            }
+            is_polled
+        });
+        if passed {
+            self.wake_next(visit);
+        }
+    }
+
+    /// Unless it would be due too late, or the queue is full of requests before it.
+    fn enter(&mut self, me: u64, claim: &Claim, visit: &mut Visit<'_>) {
+        let (queue, now) = (visit.queue, visit.now);
+        let deadline = claim.deadline(queue);
+        let mut has_to_wait = false;
+        if let Some(answer) = &self.answer {
+            let others_wait = self.sums.have_to_wait > 0;
+            let tokens = self.tokens_up_to(me, claim);
+            match answer.due_behind(&claim.terms, &tokens, others_wait, now) {
+                Some(due) if due <= now => {}
+                Some(due) if due <= deadline + TICK => has_to_wait = true,
+                _ => return,
+            }
+        }
+        let request = Request {
+            cost: claim.cost.clone(),
+            terms: Arc::clone(&claim.terms),
+            arrived: claim.arrived,
+            deadline,
+            next_poll: now,
+            has_to_wait,
+            waker: None,
+        };
+        self.sums.add(&request);
+        self.has_unjudged |= !has_to_wait;
+        self.requests.insert(me, request);
+        self.lose_last(visit);
+    }
+
+    fn turn(&mut self, me: u64, claim: &Claim, visit: &mut Visit<'_>) -> (Turn, Instant) {
+        let now = visit.now;
+        let Some(request) = self.requests.get_mut(&me) else {
+            return (self.refusal(me, claim, now), now);
+        };
+        if !Arc::ptr_eq(&request.terms, &claim.terms) {
+            request.terms = Arc::clone(&claim.terms);
+        }
+        let deadline = request.deadline;
+        // Those before it that are due with it go first.
+        let last = if now < deadline { deadline } else { deadline + PATIENCE };
+        if now >= deadline && (now >= last || !self.is_first_due_by(deadline)) {
+            return (self.refusal(me, claim, now), now);
+        }
+        let rank = self.requests.range(..me).take(RANKS).count() as u32;
+        if rank > 0 {
+            let first = self.requests.first_key_value().map_or(now, |(_, first)| first.next_poll);
+            return (Turn::Wait, (first + PATIENCE * rank).min(last));
+        }
+        let soon = now + SIGN_OF_LIFE;
+        let until = match self.due(&self.requests[&me], visit) {
+            Some(due) if due <= now && self.asking.len() < MAX_CHARGES => {
+                return (Turn::Ask, soon.min(last));
+            }
+            Some(due) if due <= now => soon,
+            due => {
+                self.judge(visit);
+                if !self.requests.contains_key(&me) {
+                    return (self.refusal(me, claim, now), now);
+                }
+                let due = due.unwrap_or(last);
+                // Those in flight may not be polled any more.
+                if self.asking.is_empty() { due } else { due.min(soon) }
+            }
+        };
+        (Turn::Wait, until.min(last))
+    }
+
+    /// By the tokens in flight with the head's own. `None`: never.
+    fn due(&self, head: &Request, visit: &Visit<'_>) -> Option<Instant> {
+        let Visit { queue, now, .. } = *visit;
+        let tokens = self.in_flight_and(&head.cost);
+        let Some(answer) = self.answer.as_ref().filter(|answer| answer.is_of(&head.terms)) else {
+            // Without an answer, as many ask as a new window has room for.
+            let asks = self.asking.is_empty() || tokens.can_be_granted(&head.terms);
+            return Some(if asks { now } else { now + SIGN_OF_LIFE });
+        };
+        let mut due = answer.due(&tokens);
+        if self.asking.is_empty() {
+            let again = answer.sent + self.pause;
+            // Not if those behind it are due before its answer: they would overtake it.
+            due = due.filter(|due| *due < again + answer.took * 2).or(Some(again));
+        }
+        let due = due?;
+        if !queue.is_shared() || due <= answer.sent {
+            return Some(due);
+        }
+        let age = due.saturating_duration_since(head.arrived);
+        Some(due + answer.courtesy(age, queue.max_wait))
+    }
+
+    fn is_first_due_by(&self, deadline: Instant) -> bool {
+        let Some((_, first)) = self.requests.first_key_value() else { return false };
+        let answer = self.answer.as_ref().filter(|answer| answer.is_of(&first.terms));
+        answer.is_none_or(|answer| {
+            let due = answer.due(&self.in_flight_and(&first.cost));
+            due.is_some_and(|due| due <= deadline + TICK)
+        })
+    }
+
+    /// The answer to a charge. Returns `false` if the request no longer waits.
+    pub(super) fn note(
+        &mut self,
+        me: u64,
+        claim: &Claim,
+        sent: Instant,
+        answer: &Result<Decision, StoreError>,
+        visit: &mut Visit<'_>,
+    ) -> bool {
+        let decision = answer.as_ref().ok();
+        // It may never pass any more: the limits were lowered.
+        let waits = decision.is_some_and(|of| !of.allowed() && of.retry_at_ms().is_some());
+        if let Some(decision) = decision {
+            self.note_answer(claim, sent, decision, visit);
+        }
+        match self.asking.remove(&me) {
+            Some(request) if waits => {
+                self.has_unjudged |= !request.has_to_wait;
+                self.requests.insert(me, request);
+            }
+            Some(request) => self.leave(&request, visit),
+            None => {}
+        }
+        self.wake_next(visit);
+        waits
+    }
+
+    fn note_answer(
+        &mut self,
+        claim: &Claim,
+        sent: Instant,
+        decision: &Decision,
+        visit: &Visit<'_>,
+    ) {
+        let (terms, cost) = (Arc::clone(&claim.terms), claim.cost.clone());
+        let took = visit.now.saturating_duration_since(sent);
+        let answer = LastAnswer { decision: decision.clone(), terms, cost, sent, took };
+        let first_pause = FIRST_PAUSE.min(visit.queue.max_wait / 2).max(TICK);
+        let before = self.answer.as_ref().filter(|last| answer.refuses() && last.refuses());
+        self.pause = match before {
+            None => first_pause,
+            // Charges in flight at the same time are refused once.
+            Some(before) if sent < before.sent + self.pause => self.pause,
+            Some(_) => (self.pause * 2).min(answer.window() / LONGEST_PAUSE).max(first_pause),
+        };
+        self.answer = Some(answer);
+    }
+
+    /// The head is not due, so that all those behind it have to wait.
+    fn judge(&mut self, visit: &mut Visit<'_>) {
+        let mut tokens = self.in_flight_and(&self.sums.costs.zeroed());
+        let Some(answer) = self.answer.as_ref().filter(|_| self.has_unjudged) else { return };
+        self.has_unjudged = false;
+        let mut late = Vec::new();
+        for (number, request) in &mut self.requests {
+            tokens.add(&request.cost);
+            if !request.has_to_wait {
+                self.sums.note_waiting(request);
+                let due = answer.due_behind(&request.terms, &tokens, true, visit.now);
+                if due.is_none_or(|due| due > request.deadline + TICK) {
+                    tokens.subtract(&request.cost);
+                    late.push(*number);
+                }
+            }
+        }
+        late.into_iter().for_each(|number| self.lose(number, visit));
+        self.lose_last(visit);
+    }
+
+    /// If more wait than may, since others wait again.
+    fn lose_last(&mut self, visit: &mut Visit<'_>) {
+        while self.sums.have_to_wait > visit.queue.most
+            && let Some((&last, _)) = self.requests.iter().rfind(|(_, one)| one.has_to_wait)
+        {
+            self.lose(last, visit);
+        }
+    }
+
+    /// It finds out when it is polled.
+    fn lose(&mut self, number: u64, visit: &mut Visit<'_>) {
+        if let Some(request) = self.requests.remove(&number) {
+            self.sums.subtract(&request);
+            visit.wakers.extend(request.waker);
+        }
+    }
+
+    pub(super) fn note_polled(&mut self, me: u64, next_poll: Instant) {
+        if let Some(request) = self.asking.get_mut(&me) {
+            request.next_poll = next_poll;
+        }
+    }
+
+    pub(super) fn remove(&mut self, me: u64, visit: &mut Visit<'_>) {
+        let request = self.requests.remove(&me).or_else(|| self.asking.remove(&me));
+        let Some(request) = request else { return };
+        self.leave(&request, visit);
+        visit.old_waker = request.waker;
+        if self.requests.first_key_value().is_some_and(|(first, _)| *first > me) {
+            self.wake_next(visit);
+        }
+    }
+
+    fn leave(&mut self, request: &Request, visit: &mut Visit<'_>) {
+        self.sums.subtract(request);
+        if request.has_to_wait {
+            visit.waited = Some(visit.now.saturating_duration_since(request.arrived));
+        }
+    }
+
+    pub(super) fn take_wakers(&mut self) -> Vec<Waker> {
+        self.requests.values_mut().filter_map(|request| request.waker.take()).collect()
+    }
+
+    /// The second one notices if the first one is not polled.
+    fn wake_next(&mut self, visit: &mut Visit<'_>) {
+        self.requests.values_mut().take(2).for_each(|request| request.wake(visit));
+    }
+
+    fn in_flight_and(&self, cost: &Tokens) -> Tokens {
+        let mut tokens = cost.clone();
+        self.asking.values().for_each(|request| tokens.add(&request.cost));
+        tokens
+    }
+
+    /// The costs of all that come before a request, and its own.
+    fn tokens_up_to(&self, me: u64, claim: &Claim) -> Tokens {
+        if self.requests.last_key_value().is_none_or(|(last, _)| *last < me) {
+            let mut tokens = self.sums.costs.clone();
+            tokens.add(&claim.cost);
+            return tokens;
+        }
+        let mut tokens = self.in_flight_and(&claim.cost);
+        self.requests.range(..me).for_each(|(_, before)| tokens.add(&before.cost));
+        tokens
+    }
+
+    fn refusal(&self, me: u64, claim: &Claim, now: Instant) -> Turn {
+        let Some(answer) = &self.answer else { return Turn::Unanswered };
+        Turn::Refused(Box::new(answer.refusal(&self.tokens_up_to(me, claim), now)))
+    }
+}
