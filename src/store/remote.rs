@@ -30,8 +30,10 @@
 //! - `Breaker`: stops calls to a store that keeps failing. `Outage`: the log of failures.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use super::Store;
@@ -43,7 +45,7 @@ use super::reply::{OnStoreFailure, Reply, StoreError};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::{self, Meanwhile};
-use crate::sync::AtEnd;
+use crate::sync::{AtEnd, Instant, Sleep};
 
 mod breaker;
 mod known;
@@ -405,16 +407,24 @@ async fn with_deadline<T>(
     deadline: Option<Duration>,
     reply: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
-    #[cfg(feature = "tokio")]
-    if let Some(deadline) = deadline
-        // In other runtimes, the store has to keep a deadline of its own.
-        && tokio::runtime::Handle::try_current().is_ok()
-    {
-        let late = StoreError::new("the store did not answer in time");
-        return tokio::time::timeout(deadline, reply).await.unwrap_or(Err(late));
-    }
-    let _ = deadline;
-    reply.await
+    let ends = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
+    let Some(ends) = ends else { return reply.await };
+    let Some(mut sleep) = Sleep::until(ends) else {
+        observe::mistake(
+            &"calls of a store have no deadline here, where there are no timers. Enable the \
+              feature `tokio`, call `enable_time` or `enable_all` on the builder of the runtime, \
+              or set `deadline(Duration::MAX)` if the store ends its calls itself",
+        );
+        return reply.await;
+    };
+    let mut reply = pin!(reply);
+    poll_fn(|cx| match reply.as_mut().poll(cx) {
+        Poll::Pending => {
+            sleep.poll(cx).map(|()| Err(StoreError::new("the store did not answer in time")))
+        }
+        answer => answer,
+    })
+    .await
 }
 
 /// Now, and again when the guard is dropped with the reply: answers in between may be outdated.

@@ -41,6 +41,7 @@ mod refused_keys;
 mod resets;
 mod routing;
 #[cfg(unix)]
+mod runtimes;
 mod saved_counts;
 mod secrets;
 mod shadow_mode;
