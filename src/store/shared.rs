@@ -2,8 +2,11 @@
 
 use std::fmt;
 use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use super::Store;
 use super::account::Scope;
@@ -16,8 +19,10 @@ use crate::key::Key;
 use crate::quota::Quota;
 use crate::window::State;
 
+mod gather;
 mod step;
 
+use gather::{Answer, SharedCalls, WaitingQuestion};
 use step::{Asked, DecidedStep, Step};
 
 /// How often a charge is decided. Of those that meet at a counter one is written each time, so more
@@ -151,57 +156,144 @@ pub struct Write {
     pub state: State,
 }
 
-/// The [`Store`] over [`Counters`]. It reads what a charge counts in, decides, and writes; where a
-/// counter has changed meanwhile, it decides anew. Charges of several limits are one step.
+/// The [`Store`] over [`Counters`]: it reads what charges count in, decides, and writes. Where a
+/// counter has changed meanwhile, it decides anew.
 ///
-/// It needs a tokio runtime. Clones share the counters.
-pub struct Shared<C> {
-    inner: Arc<Inner<C>>,
+/// Charges and corrections that wait at the same time share calls, up to 128 counters in each, and
+/// those of one counter cost one write. The distance to the database limits the calls in flight.
+/// Charges of several limits are one step. A charge that is dropped before it is written is not
+/// made.
+///
+/// Clones share the counters and the calls. It needs a tokio runtime.
+#[derive(Clone)]
+pub struct Shared {
+    calls: Arc<SharedCalls>,
 }
 
-struct Inner<C> {
-    counters: C,
+struct AnyTable {
+    counters: Box<dyn AnyCounters>,
     /// The server's time less the system's, as it was last read.
     ahead: AtomicI64,
+    hasher: RandomState,
 }
 
-impl<C: Counters> Shared<C> {
+impl Shared {
     /// Makes a store of a table of counters: [`Counters`] has an example.
-    pub fn around(counters: C) -> Self {
-        Self { inner: Arc::new(Inner { counters, ahead: AtomicI64::new(0) }) }
+    pub fn around(counters: impl Counters) -> Self {
+        let counters = Box::new(counters);
+        let (ahead, hasher) = (AtomicI64::new(0), RandomState::new());
+        Self { calls: Arc::new(SharedCalls::new(AnyTable { counters, ahead, hasher })) }
     }
 
-    async fn ask(self, asked: Asked) -> Result<Option<Decision>, StoreError> {
-        let Inner { counters, ahead } = &*self.inner;
-        let asked = [asked];
-        let step = Step::of(asked.iter());
-        for _ in 0..TRIES {
-            let (now, had) = counters.read(&step.counters).await?;
-            if had.len() != step.counters.len() {
-                return Err(StoreError::new("the table has not read as many counters as asked"));
-            }
-            ahead.store((now as i64).saturating_sub(SystemClock.now_ms() as i64), Relaxed);
-            let DecidedStep { groups, mut answers } = step.decide(asked.iter(), now, &had);
-            let written = match &groups[..] {
-                [] => Vec::new(),
-                groups => counters.write(groups).await?,
-            };
-            if written.len() != groups.len() {
-                return Err(StoreError::new("the table has not answered for each group"));
-            }
-            if written.iter().all(|written| *written) {
-                return Ok(answers.pop().and_then(|(_, decision)| decision));
+    async fn ask(self, asked: Asked) -> Answer {
+        let mut counters = Vec::new();
+        asked.each_counter(|account, quota| {
+            let counter = (account.scope().id(), account.key(), quota.identity());
+            counters.push(self.calls.table.hasher.hash_one(counter));
+        });
+        self.calls.ask(asked, counters.into()).await
+    }
+}
+
+/// `Counters`, of any type.
+trait AnyCounters: Send + Sync {
+    fn read<'a>(&'a self, counters: &'a [CounterId]) -> Called<'a, (u64, Vec<Option<State>>)>;
+    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Vec<bool>>;
+    fn reset<'a>(&'a self, scope: &'a str, key: &'a Key) -> Called<'a, ()>;
+}
+
+type Called<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+impl<C: Counters> AnyCounters for C {
+    fn read<'a>(&'a self, counters: &'a [CounterId]) -> Called<'a, (u64, Vec<Option<State>>)> {
+        Box::pin(Counters::read(self, counters))
+    }
+
+    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Vec<bool>> {
+        Box::pin(Counters::write(self, groups))
+    }
+
+    fn reset<'a>(&'a self, scope: &'a str, key: &'a Key) -> Called<'a, ()> {
+        Box::pin(Counters::reset(self, scope, key))
+    }
+}
+
+impl AnyTable {
+    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
+        let (now, had) = self.counters.read(counters).await?;
+        if had.len() != counters.len() {
+            return Err(StoreError::new("the table has not read the counters that it should"));
+        }
+        self.ahead.store((now as i64).saturating_sub(SystemClock.now_ms() as i64), Relaxed);
+        Ok((now, had))
+    }
+
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+        if groups.is_empty() {
+            return Ok(Vec::new());
+        }
+        let written = self.counters.write(groups).await?;
+        if written.len() != groups.len() {
+            return Err(StoreError::new("the table has not said for each group if it was written"));
+        }
+        Ok(written)
+    }
+}
+
+impl AnyTable {
+    /// Answers the questions, and returns those to ask again, and how long the call took.
+    async fn decide_and_write(
+        &self,
+        mut batch: Vec<WaitingQuestion>,
+    ) -> (Vec<WaitingQuestion>, Option<Duration>) {
+        let step = Step::of(batch.iter().map(|waiting| &waiting.asked));
+        let started = Instant::now();
+        let read = WaitingQuestion::wait_for(&mut batch, self.read(&step.counters)).await;
+        let (now, had) = match read {
+            Some(Ok(read)) => read,
+            failed => return (fail(batch, failed), None),
+        };
+        let took = started.elapsed() * 2;
+        let wanted = |waiting: &WaitingQuestion| waiting.is_wanted();
+        let asked = batch.iter().map(|waiting| wanted(waiting).then_some(&waiting.asked));
+        let DecidedStep { groups, answers } = step.decide(asked, now, &had);
+        let write = WaitingQuestion::wait_for(&mut batch, self.write(&groups)).await;
+        let written = match write {
+            Some(Ok(written)) => written,
+            failed => return (fail(batch, failed), None),
+        };
+        let mut again = Vec::new();
+        for (mut waiting, (group, decision)) in batch.into_iter().zip(answers) {
+            if group.is_none_or(|group| written[group]) {
+                waiting.answer(Ok(decision));
+            } else if waiting.tries < TRIES {
+                waiting.tries += 1;
+                again.push(waiting);
+            } else {
+                let error = StoreError::new("the counters have changed at each try");
+                waiting.answer(Err(error.unsent()));
             }
         }
-        Err(StoreError::new("the counters have changed at each try").unsent())
+        (again, Some(took))
     }
+}
+
+/// No question is repeated: a failed write may have happened.
+fn fail<T>(
+    batch: Vec<WaitingQuestion>,
+    failed: Option<Result<T, StoreError>>,
+) -> Vec<WaitingQuestion> {
+    if let Some(Err(error)) = failed {
+        batch.into_iter().for_each(|waiting| waiting.answer(Err(error.clone())));
+    }
+    Vec::new()
 }
 
 fn undecided() -> StoreError {
-    StoreError::new("a charge was not decided")
+    StoreError::new("the charge was not decided")
 }
 
-impl<C: Counters> Store for Shared<C> {
+impl Store for Shared {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         let (this, asked) = (self.clone(), Asked::Charge(charge.to_owned()));
         Reply::later(async move { this.ask(asked).await?.ok_or_else(undecided) })
@@ -221,22 +313,16 @@ impl<C: Counters> Store for Shared<C> {
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let (this, scope, key) = (self.clone(), scope.clone(), key.clone());
-        Reply::later(async move { this.inner.counters.reset(scope.name(), &key).await })
+        Reply::later(async move { this.calls.table.counters.reset(scope.name(), &key).await })
     }
 
     /// The server's, as far as it is known from its last answer.
     fn now_ms(&self) -> u64 {
-        SystemClock.now_ms().saturating_add_signed(self.inner.ahead.load(Relaxed))
+        SystemClock.now_ms().saturating_add_signed(self.calls.table.ahead.load(Relaxed))
     }
 }
 
-impl<C> Clone for Shared<C> {
-    fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner) }
-    }
-}
-
-impl<C> fmt::Debug for Shared<C> {
+impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Shared")
     }

@@ -1,21 +1,106 @@
-//! A table that reads and writes counters, of which `Shared` makes a store.
+//! `Shared`: a table that reads and writes counters as a store. The table fails, stands still and
+//! panics, callers leave, and runtimes end: nothing is lost or taken twice.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::future::{Future, pending};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use tower_fixed_window::store::{CounterId, Counters, Shared, State, Write};
-use tower_fixed_window::{Clock, Key, ManualClock, StoreError};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tower_fixed_window::store::{
+    Account, Adjust, Charge, CounterId, Counters, Scope, Shared, State, Store, Write,
+};
+use tower_fixed_window::{Clock, Key, ManualClock, Quota, Quotas, StoreError};
 use tower_fixed_window_conformance::conformance;
 
+use crate::sized;
+
+const NOW: u64 = 1_700_000_050_000;
+
+type Rows = HashMap<CounterId, State>;
+
+/// A handle, as a node has it.
 #[derive(Clone)]
 struct Table {
+    rows: Arc<Mutex<Rows>>,
     clock: ManualClock,
-    rows: Arc<Mutex<HashMap<CounterId, State>>>,
+    chance: Option<Arc<Mutex<fastrand::Rng>>>,
+    fails: bool,
+    /// The counters that this handle writes.
+    writing: Arc<Mutex<HashSet<CounterId>>>,
+    /// A read and a write each take one, if they are counted.
+    steps: Option<Arc<Semaphore>>,
+    reads: Arc<AtomicU64>,
+    writes: Arc<AtomicU64>,
 }
 
 impl Table {
     fn new(clock: ManualClock) -> Self {
-        Self { clock, rows: Arc::default() }
+        Self {
+            rows: Arc::default(),
+            clock,
+            chance: None,
+            fails: false,
+            writing: Arc::default(),
+            steps: None,
+            reads: Arc::default(),
+            writes: Arc::default(),
+        }
+    }
+
+    /// Reads and writes wait until they are [let through](Self::let_through).
+    fn held_up() -> Self {
+        let steps = Some(Arc::new(Semaphore::new(0)));
+        Self { steps, ..Self::new(ManualClock::at_ms(NOW)) }
+    }
+
+    fn let_through(&self, steps: usize) {
+        self.steps.as_ref().expect("it is held up").add_permits(steps);
+    }
+
+    fn other_handle(&self) -> Self {
+        Self { writing: Arc::default(), ..self.clone() }
+    }
+
+    fn used(&self) -> i64 {
+        self.rows.lock().expect("no panic").values().map(|state| state.used).sum()
+    }
+
+    fn random(&self, below: u64) -> u64 {
+        let chance = self.chance.as_ref();
+        chance.map_or(1, |chance| chance.lock().expect("no panic").u64(0..below))
+    }
+
+    async fn misfortune(&self) -> Result<(), StoreError> {
+        sleep(Duration::from_micros(self.random(3_000))).await;
+        match if self.fails { self.random(100) } else { 99 } {
+            0 | 1 => Err(StoreError::new("no connection")),
+            2 => resume_unwind(Box::new("a panic")),
+            3 => pending().await,
+            4 => {
+                sleep(Duration::from_secs(5)).await;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn call<T>(&self, step: impl FnOnce(&mut Rows) -> T) -> Result<T, StoreError> {
+        if let Some(steps) = &self.steps {
+            steps.acquire().await.expect("it is open").forget();
+        }
+        if self.chance.is_none() {
+            tokio::task::yield_now().await;
+            return Ok(step(&mut self.rows.lock().expect("no panic")));
+        }
+        self.misfortune().await?;
+        let done = step(&mut self.rows.lock().expect("no panic"));
+        self.misfortune().await?;
+        Ok(done)
     }
 }
 
@@ -24,16 +109,23 @@ impl Counters for Table {
         let order =
             |of: &CounterId| (of.scope.clone(), of.key.as_bytes().to_vec(), of.window.clone());
         assert!(counters.is_sorted_by(|one, other| order(one) < order(other)), "distinct, sorted");
-        tokio::task::yield_now().await;
-        let rows = self.rows.lock().expect("no panic");
-        Ok((self.clock.now_ms(), counters.iter().map(|of| rows.get(of).copied()).collect()))
+        assert!((1..=128).contains(&counters.len()), "a call of some size");
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let read = |rows: &mut Rows| counters.iter().map(|of| rows.get(of).copied()).collect();
+        let states = self.call(read).await?;
+        Ok((self.clock.now_ms(), states))
     }
 
     async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
         assert!(groups.iter().all(|group| !group.is_empty()), "something to write");
-        tokio::task::yield_now().await;
-        let mut rows = self.rows.lock().expect("no panic");
-        let swap = |group: &Vec<Write>| {
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        for write in groups.iter().flatten() {
+            let is_new = self.writing.lock().expect("no panic").insert(write.counter.clone());
+            // One that is not answered for long is given up.
+            assert!(is_new || self.fails, "two calls of a handle meet at a counter");
+            assert!(write.state.used <= write.quota.limit() as i64, "above the limit");
+        }
+        let swap = |rows: &mut Rows, group: &Vec<Write>| {
             let is_unchanged = |write: &Write| rows.get(&write.counter).copied() == write.had;
             let is_unchanged = group.iter().all(is_unchanged);
             if is_unchanged {
@@ -41,7 +133,12 @@ impl Counters for Table {
             }
             is_unchanged
         };
-        Ok(groups.iter().map(swap).collect())
+        let written =
+            self.call(|rows| groups.iter().map(|group| swap(rows, group)).collect()).await;
+        for write in groups.iter().flatten() {
+            self.writing.lock().expect("no panic").remove(&write.counter);
+        }
+        written
     }
 
     async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
@@ -51,12 +148,323 @@ impl Counters for Table {
     }
 }
 
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime")
+}
+
+/// Charges a key of the scope `one`, of 5 in a minute, and returns whether it passed.
+async fn charge(store: &Shared, key: u64) -> Result<bool, StoreError> {
+    let (scope, key) = (Scope::named("one"), Key::from(key));
+    let quotas = Quota::per_minute(5).into();
+    let decision = store.charge(Charge::new(Account::new(&scope, &quotas, &key), 1)).await?;
+    Ok(decision.allowed())
+}
+
+async fn idle() {
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[test]
 fn a_table_passes_the_suite() {
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let runtime = Runtime::new().expect("a runtime");
     let new = |clock| {
         let table = Table::new(clock);
-        [table.clone(), table].map(Shared::around)
+        [table.other_handle(), table].map(Shared::around)
     };
     conformance(new, |job| runtime.block_on(job));
+}
+
+#[test]
+fn equal_charges_share_a_read_and_a_write() {
+    runtime().block_on(async {
+        let table = Table::held_up();
+        let store = Shared::around(table.clone());
+        let ask = || {
+            let store = store.clone();
+            tokio::spawn(async move { charge(&store, 1).await })
+        };
+        // The first leaves at once, and the others wait for it.
+        let first = ask();
+        idle().await;
+        let others: Vec<_> = (0..100).map(|_| ask()).collect();
+        idle().await;
+        assert_eq!(table.reads.load(Ordering::SeqCst), 1);
+        table.let_through(4);
+        let mut passed = u64::from(first.await.expect("no panic").expect("an answer"));
+        for other in others {
+            passed += u64::from(other.await.expect("no panic").expect("an answer"));
+        }
+        assert_eq!((passed, table.used()), (5, 5));
+        assert_eq!(table.reads.load(Ordering::SeqCst), 2);
+        assert_eq!(table.writes.load(Ordering::SeqCst), 2);
+    });
+}
+
+#[test]
+fn other_keys_pass_one_whose_call_stands_still() {
+    runtime().block_on(async {
+        let table = Table::held_up();
+        let store = Shared::around(table.clone());
+        let stuck = tokio::spawn({
+            let store = store.clone();
+            async move { charge(&store, 1).await }
+        });
+        idle().await;
+        let same = tokio::spawn({
+            let store = store.clone();
+            async move { charge(&store, 1).await }
+        });
+        let other = tokio::spawn({
+            let store = store.clone();
+            async move { charge(&store, 2).await }
+        });
+        idle().await;
+        assert_eq!(table.reads.load(Ordering::SeqCst), 2, "of 1 and of 2, and not twice of 1");
+        table.let_through(6);
+        for asked in [stuck, same, other] {
+            assert!(asked.await.expect("no panic").expect("an answer"));
+        }
+        assert_eq!(table.used(), 3);
+    });
+}
+
+#[test]
+fn a_charge_that_is_dropped_before_it_is_written_is_not_made() {
+    runtime().block_on(async {
+        let table = Table::held_up();
+        let store = Shared::around(table.clone());
+        let ask = |key| {
+            let store = store.clone();
+            tokio::spawn(async move { charge(&store, key).await })
+        };
+        // One is read, one waits for it, and one has a call of its own.
+        let asked = [ask(1), ask(1), ask(2)];
+        idle().await;
+        for asked in asked {
+            asked.abort();
+            assert!(asked.await.is_err_and(|error| error.is_cancelled()));
+        }
+        table.let_through(100);
+        idle().await;
+        assert_eq!((table.used(), table.writes.load(Ordering::SeqCst)), (0, 0));
+        assert!(charge(&store, 1).await.expect("an answer"));
+        assert_eq!(table.used(), 1);
+    });
+}
+
+#[test]
+fn a_call_that_is_never_answered_keeps_no_counter() {
+    runtime().block_on(async {
+        let table = Table::held_up();
+        let store = Shared::around(table.clone());
+        for _ in 0..3 {
+            let asked = timeout(Duration::from_millis(250), charge(&store, 1)).await;
+            assert!(asked.is_err(), "it stands still");
+        }
+        sleep(Duration::from_secs(2)).await;
+        table.let_through(2);
+        assert!(charge(&store, 1).await.expect("an answer"));
+        assert_eq!(table.used(), 1);
+    });
+}
+
+#[test]
+fn a_runtime_that_ends_takes_only_its_own_calls_with_it() {
+    let table = Table::held_up();
+    let store = Shared::around(table.clone());
+    for _ in 0..3 {
+        let ending = Runtime::new().expect("a runtime");
+        let asked = store.clone();
+        ending.spawn(async move { charge(&asked, 1).await });
+        while table.reads.swap(0, Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        ending.shutdown_background();
+    }
+    table.let_through(100);
+    runtime().block_on(async {
+        for expected in [true, true, true, true, true, false] {
+            assert_eq!(charge(&store, 1).await.expect("an answer"), expected);
+        }
+    });
+    assert_eq!(table.used(), 5);
+}
+
+#[test]
+fn outside_of_a_runtime_nothing_is_charged() {
+    let table = Table::new(ManualClock::at_ms(NOW));
+    let store = Shared::around(table.clone());
+    let answer = tower_fixed_window::testing::block_on(charge(&store, 1));
+    assert!(answer.expect_err("no runtime").to_string().contains("runtime"));
+    assert_eq!(table.used(), 0);
+}
+
+/// Rows that the table never finds as they were read.
+#[derive(Clone)]
+struct Forgetful(Table);
+
+impl Counters for Forgetful {
+    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
+        self.0.read(counters).await
+    }
+
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+        Ok(vec![false; groups.len()])
+    }
+
+    async fn reset(&self, _: &str, _: &Key) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_table_that_never_finds_what_it_has_read_is_not_asked_for_ever() {
+    runtime().block_on(async {
+        let table = Table::new(ManualClock::at_ms(NOW));
+        let store = Shared::around(Forgetful(table.clone()));
+        let error = charge(&store, 1).await.expect_err("it can't be written");
+        assert!(error.to_string().contains("changed"), "{error}");
+        assert!(table.reads.load(Ordering::SeqCst) <= 101);
+    });
+}
+
+/// What was surely taken of a counter, and what may have been.
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    least: i64,
+    most: i64,
+}
+
+struct World {
+    scopes: [(Scope, Quotas); 3],
+    taken: Mutex<HashMap<(usize, u64), Taken>>,
+    fails: bool,
+}
+
+impl World {
+    fn note(&self, scopes: &[usize], key: u64, least: i64, most: i64) {
+        let mut taken = self.taken.lock().expect("no panic");
+        for scope in scopes {
+            let taken = taken.entry((*scope, key)).or_default();
+            taken.least += least;
+            taken.most += most;
+        }
+    }
+
+    /// As `Remote` does, at its deadline or before, since clients hang up.
+    async fn wait<T>(
+        &self,
+        chance: &mut fastrand::Rng,
+        asked: impl Future<Output = Result<T, StoreError>>,
+    ) -> Option<T> {
+        let patience = if chance.u8(0..8) == 0 { chance.u64(0..5) } else { 250 };
+        match timeout(Duration::from_millis(patience), asked).await {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(error)) => {
+                assert!(self.fails, "{error}");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    async fn caller(self: Arc<Self>, store: Shared, mut chance: fastrand::Rng) {
+        for _ in 0..12 {
+            let (key, cost) = (chance.u64(0..3), chance.u64(1..4));
+            // One limit, or two that are always charged together.
+            let charged: &[usize] = if chance.bool() { &[0] } else { &[1, 2] };
+            let of = Key::from(key);
+            let account = |scope: &usize| {
+                let (scope, quotas) = &self.scopes[*scope];
+                Account::new(scope, quotas, &of)
+            };
+            let lines: Vec<_> = charged.iter().map(|scope| (account(scope), cost)).collect();
+            let asked = store.charge(Charge::together(&lines));
+            let Some(decision) = self.wait(&mut chance, asked).await else {
+                self.note(charged, key, 0, cost as i64);
+                continue;
+            };
+            for (account, _) in &lines {
+                let own = decision.of(account.scope().name()).expect("its own answer");
+                assert_eq!(own.limit(), account.quotas().as_ref()[0].limit(), "its own answer");
+                assert!(!decision.allowed() || own.used() >= cost, "what it has taken is counted");
+            }
+            if !decision.allowed() {
+                continue;
+            }
+            self.note(charged, key, cost as i64, cost as i64);
+            if charged.len() == 1 && chance.u8(0..4) == 0 {
+                let refund = Adjust::refund(account(&0), cost, &decision);
+                match self.wait(&mut chance, store.adjust(refund)).await {
+                    Some(()) => self.note(charged, key, -(cost as i64), -(cost as i64)),
+                    None => self.note(charged, key, -(cost as i64), 0),
+                }
+            }
+            sleep(Duration::from_micros(chance.u64(0..2_000))).await;
+        }
+    }
+}
+
+fn random_program(seed: u64) {
+    let mut chance = fastrand::Rng::with_seed(seed);
+    let fails = chance.bool();
+    let scope = |name, limit| (Scope::named(name), Quota::per_minute(limit).into());
+    let table = Table {
+        chance: Some(Arc::new(Mutex::new(chance.fork()))),
+        fails,
+        ..Table::new(ManualClock::at_ms(NOW))
+    };
+    let limit = chance.u64(20..200);
+    let scopes = [scope("one", limit), scope("two", limit + 1), scope("three", limit + 2)];
+    let world = Arc::new(World { scopes, taken: Mutex::default(), fails });
+    let stores = [table.other_handle(), table.clone()].map(Shared::around);
+    runtime().block_on(async {
+        let caller = |i: usize| {
+            let (world, store) = (Arc::clone(&world), stores[i % 2].clone());
+            tokio::spawn(world.caller(store, chance.fork()))
+        };
+        let callers: Vec<_> = (0..16).map(caller).collect();
+        for caller in callers {
+            caller.await.expect("no panic");
+        }
+        // What stood still is given up or done.
+        sleep(Duration::from_secs(8)).await;
+        let taken = world.taken.lock().expect("no panic").clone();
+        let rows = table.rows.lock().expect("no panic").clone();
+        let used = |scope: usize, key: u64| {
+            let scope = world.scopes[scope].0.name();
+            let mut of = rows.iter().filter(|(id, _)| *id.scope == *scope && id.key == key.into());
+            of.next().map_or(0, |(_, state)| state.used)
+        };
+        for ((scope, key), Taken { least, most }) in taken {
+            let used = used(scope, key);
+            assert!((least..=most).contains(&used), "{used} of {least} to {most}");
+        }
+        for key in 0..3 {
+            assert_eq!(used(1, key), used(2, key), "both limits were charged, or none");
+        }
+        // No counter is kept from later charges.
+        for (key, store) in (0..3).flat_map(|key| stores.iter().map(move |store| (key, store))) {
+            let asked = timeout(Duration::from_secs(60), async {
+                while charge(store, key).await.is_err() {
+                    sleep(Duration::from_millis(10)).await;
+                }
+            });
+            assert!(asked.await.is_ok() || fails, "nobody has it, and it isn't answered");
+        }
+    });
+}
+
+#[test]
+fn random_programs_lose_nothing_and_take_nothing_twice() {
+    let seed = std::env::var("SHARED_SEED").ok().and_then(|seed| seed.parse().ok());
+    match seed {
+        Some(seed) => random_program(seed),
+        None => (0..sized(200, 5_000)).for_each(|seed| {
+            let failed = std::panic::catch_unwind(|| random_program(seed)).is_err();
+            assert!(!failed, "again with SHARED_SEED={seed}");
+        }),
+    }
 }

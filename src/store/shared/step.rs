@@ -22,7 +22,7 @@ pub(super) enum Asked {
 
 impl Asked {
     /// Calls `found` for each quota of each line, in order.
-    fn each_counter<'a>(&'a self, mut found: impl FnMut(Account<'a>, &'a Quota)) {
+    pub(super) fn each_counter<'a>(&'a self, mut found: impl FnMut(Account<'a>, &'a Quota)) {
         let mut each = |account: Account<'a>| {
             account.quotas().as_slice().iter().for_each(|quota| found(account, quota));
         };
@@ -105,16 +105,22 @@ impl Step {
         Self { counters: counters.into_iter().map(|(id, _)| id).collect(), quotas, places }
     }
 
-    /// `asked` is the same as before.
+    /// What is no longer wanted is left out.
     pub(super) fn decide<'a>(
-        &self,
-        asked: impl Iterator<Item = &'a Asked>,
+        mut self,
+        asked: impl Iterator<Item = Option<&'a Asked>>,
         now: u64,
         had: &[Option<State>],
     ) -> DecidedStep {
         let mut states = had.to_vec();
-        let decide = |(asked, places): (&Asked, &Vec<_>)| asked.decide(now, places, &mut states);
-        let decisions: Vec<_> = asked.zip(&self.places).map(decide).collect();
+        let decide = |(asked, places): (Option<&Asked>, &mut Vec<_>)| match asked {
+            Some(asked) => asked.decide(now, places, &mut states),
+            None => {
+                places.clear();
+                None
+            }
+        };
+        let decisions: Vec<_> = asked.zip(&mut self.places).map(decide).collect();
         let joined = self.join();
         let mut groups: Vec<Vec<Write>> = Vec::new();
         let mut group_of = vec![None; self.counters.len()];

@@ -1,0 +1,318 @@
+//! Questions that share calls: [`SharedCalls`].
+//!
+//! A single question is sent at once. While calls are in flight, a task lets other tasks run for a
+//! moment, then sends all questions that wait by then: there is no timer. The distance to the
+//! server limits the calls in flight.
+//!
+//! Two calls in flight have no counter in common: one of them would only meet the other's change.
+//! So questions about a counter wait while a call has it, and are in the next one together.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::runtime::{Handle, Id};
+use tokio::sync::oneshot;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
+
+use super::AnyTable;
+use super::step::Asked;
+use crate::decision::Decision;
+use crate::store::reply::StoreError;
+use crate::sync::{self, AtEnd};
+
+/// Yields of a sender before it sends. tokio returns to it after some sixty tasks, and callers that
+/// were just answered should have the chance to ask again.
+const YIELDS: usize = 3;
+/// Counters in one call. Larger calls save little and take the server longer.
+const MAX_COUNTERS: usize = 128;
+/// Questions in one call. Those about one counter cost the server nothing, but they are decided one
+/// after the other.
+const MAX_QUESTIONS: usize = 1_024;
+/// In flight at any distance: with one, the server would be idle while its answer travels.
+const MIN_CALLS: usize = 2;
+/// One more call may be in flight for each such part of the time that a call takes.
+const INTERVAL: Duration = Duration::from_micros(50);
+/// Before that time is known.
+const UNMEASURED: usize = 1_024;
+/// In flight beyond that for full calls, which gain nothing by waiting.
+const MORE_IF_FULL: usize = 4;
+/// How long the shortest call is remembered, at least: the distance may change.
+const SPAN: Duration = Duration::from_secs(5);
+/// How long a call lasts after all of its callers have left. One that hangs up must not end a
+/// connection, and a call that is never answered must not keep its counters.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A question and its caller.
+pub(super) struct WaitingQuestion {
+    pub(super) asked: Asked,
+    /// A number for each of its counters.
+    counters: Box<[u64]>,
+    /// How many calls it was in before.
+    pub(super) tries: usize,
+    reply: oneshot::Sender<Answer>,
+}
+
+/// A correction has no decision.
+pub(super) type Answer = Result<Option<Decision>, StoreError>;
+
+impl WaitingQuestion {
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.reply.is_closed()
+    }
+
+    pub(super) fn answer(self, answer: Answer) {
+        let _ = self.reply.send(answer);
+    }
+
+    /// `None`: all callers have left, and the call took too long.
+    pub(super) async fn wait_for<T>(
+        batch: &mut [Self],
+        call: impl Future<Output = T>,
+    ) -> Option<T> {
+        let all_left = async {
+            for waiting in batch {
+                waiting.reply.closed().await;
+            }
+            sleep(PATIENCE).await;
+        };
+        let (mut call, mut all_left) = (pin!(call), pin!(all_left));
+        poll_fn(|cx| match call.as_mut().poll(cx) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending => all_left.as_mut().poll(cx).map(|()| None),
+        })
+        .await
+    }
+}
+
+/// Each runtime has calls of its own, so that its end does not affect the others.
+pub(super) struct SharedCalls {
+    pub(super) table: Arc<AnyTable>,
+    runtimes: Mutex<HashMap<Id, OfRuntime>>,
+}
+
+/// The task that waits for the runtime's end is done when the sender is dropped.
+type OfRuntime = (Arc<Gathering>, oneshot::Sender<()>);
+
+impl SharedCalls {
+    pub(super) fn new(table: AnyTable) -> Self {
+        Self { table: Arc::new(table), runtimes: Mutex::default() }
+    }
+
+    /// Asks in a call that others share.
+    pub(super) async fn ask(self: Arc<Self>, asked: Asked, counters: Box<[u64]>) -> Answer {
+        let gathering = self.of_this_runtime()?;
+        let (reply, answer) = oneshot::channel();
+        let question = WaitingQuestion { asked, counters, tries: 0, reply };
+        if let Some(alone) = gathering.change_queue(|queue| queue.push(question)) {
+            gathering.runtime.spawn(gathering.make_call(alone));
+        }
+        drop(gathering);
+        let ended = || StoreError::new("the call to the store has ended without an answer");
+        answer.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    fn of_this_runtime(self: &Arc<Self>) -> Result<Arc<Gathering>, StoreError> {
+        let outside = |_| StoreError::new("the store is called outside of a runtime").unsent();
+        let runtime = Handle::try_current().map_err(outside)?;
+        let (mut runtimes, id) = (sync::lock(&self.runtimes), runtime.id());
+        if let Some((gathering, _)) = runtimes.get(&id) {
+            return Ok(Arc::clone(gathering));
+        }
+        let (table, queue) = (Arc::clone(&self.table), Mutex::default());
+        let gathering = Arc::new(Gathering { table, runtime: runtime.clone(), queue });
+        let (until, end) = oneshot::channel();
+        runtimes.insert(id, (Arc::clone(&gathering), until));
+        drop(runtimes);
+        let of = Arc::downgrade(self);
+        let leave = AtEnd(move || {
+            if let Some(of) = of.upgrade() {
+                let left = sync::lock(&of.runtimes).remove(&id);
+                drop(left);
+            }
+        });
+        // The task is also dropped when its runtime ends.
+        runtime.spawn(async move {
+            let _ = end.await;
+            drop(leave);
+        });
+        Ok(gathering)
+    }
+}
+
+struct Gathering {
+    table: Arc<AnyTable>,
+    runtime: Handle,
+    queue: Mutex<Backlog>,
+}
+
+impl Gathering {
+    fn change_queue<T>(self: &Arc<Self>, change: impl FnOnce(&mut Backlog) -> T) -> T {
+        let mut queue = sync::lock(&self.queue);
+        let changed = change(&mut queue);
+        let starts = queue.claim_sender();
+        drop(queue);
+        if starts {
+            self.runtime.spawn(Arc::clone(self).send_batch());
+        }
+        changed
+    }
+
+    async fn send_batch(self: Arc<Self>) {
+        for _ in 0..YIELDS {
+            yield_now().await;
+        }
+        // Other batches need not wait until this call ends.
+        if let Some(batch) = self.change_queue(Backlog::take_batch) {
+            self.make_call(batch).await;
+        }
+    }
+
+    /// The call counts as in flight until the future is dropped.
+    fn make_call(
+        self: &Arc<Self>,
+        Batch { questions, counters }: Batch,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let (this, of) = (Arc::clone(self), Arc::clone(self));
+        let in_flight = AtEnd(move || of.change_queue(|queue| queue.end_call(&counters)));
+        async move {
+            let (again, took) = this.table.decide_and_write(questions).await;
+            if let Some(took) = took {
+                sync::lock(&this.queue).note_time(Instant::now(), took);
+            }
+            // What waited for this call comes after what it has to ask again.
+            drop(in_flight);
+            this.change_queue(|queue| queue.push_again(again));
+        }
+    }
+}
+
+struct Batch {
+    questions: Vec<WaitingQuestion>,
+    counters: HashSet<u64>,
+}
+
+#[derive(Default)]
+struct Backlog {
+    /// In order of arrival: those that no call in flight has the counters of when they came, and
+    /// those that wait for a call, or for one that waits.
+    ready: VecDeque<WaitingQuestion>,
+    blocked: VecDeque<WaitingQuestion>,
+    /// The counters of calls in flight, and of those that are blocked.
+    busy: HashSet<u64>,
+    awaited: HashSet<u64>,
+    in_flight: usize,
+    has_sender: bool,
+    last_was_shared: bool,
+    /// The shortest call of this span and of the one before, and when this one began.
+    least: [Option<Duration>; 2],
+    span_start: Option<Instant>,
+}
+
+impl Backlog {
+    /// Returns the question if it is to be sent at once, in a call of its own.
+    fn push(&mut self, waiting: WaitingQuestion) -> Option<Batch> {
+        let is_alone = self.in_flight == 0
+            && self.ready.is_empty()
+            && !self.has_sender
+            && !self.last_was_shared;
+        if is_alone {
+            self.ready.push_back(waiting);
+            return self.take_batch();
+        }
+        if let Some(ready) = self.unless_blocked(waiting) {
+            self.ready.push_back(ready);
+        }
+        None
+    }
+
+    fn unless_blocked(&mut self, waiting: WaitingQuestion) -> Option<WaitingQuestion> {
+        let is_taken = |counter| self.busy.contains(counter) || self.awaited.contains(counter);
+        if !waiting.counters.iter().any(is_taken) {
+            return Some(waiting);
+        }
+        self.awaited.extend(&waiting.counters);
+        self.blocked.push_back(waiting);
+        None
+    }
+
+    /// Before those that came later.
+    fn push_again(&mut self, again: Vec<WaitingQuestion>) {
+        self.ready.reserve(again.len());
+        again.into_iter().rev().for_each(|waiting| self.ready.push_front(waiting));
+    }
+
+    fn note_time(&mut self, now: Instant, took: Duration) {
+        if self.span_start.is_none_or(|start| now - start >= SPAN) {
+            self.span_start = Some(now);
+            self.least = [None, self.least[0]];
+        }
+        self.least[0] = Some(self.least[0].map_or(took, |least| least.min(took)));
+    }
+
+    /// `None` if no more calls may be in flight.
+    fn take_batch(&mut self) -> Option<Batch> {
+        self.has_sender = false;
+        if !self.has_room() {
+            return None;
+        }
+        let (mut questions, mut counters) = (Vec::new(), HashSet::new());
+        while questions.len() < MAX_QUESTIONS
+            && let Some(next) = self.ready.pop_front()
+        {
+            if !next.is_wanted() {
+                continue;
+            }
+            let Some(next) = self.unless_blocked(next) else { continue };
+            let new = next.counters.iter().filter(|counter| !counters.contains(*counter)).count();
+            if counters.len() + new > MAX_COUNTERS && !questions.is_empty() {
+                self.ready.push_front(next);
+                break;
+            }
+            counters.extend(&next.counters);
+            questions.push(next);
+        }
+        if questions.is_empty() {
+            return None;
+        }
+        self.busy.extend(&counters);
+        (self.last_was_shared, self.in_flight) = (questions.len() > 1, self.in_flight + 1);
+        Some(Batch { questions, counters })
+    }
+
+    fn end_call(&mut self, counters: &HashSet<u64>) {
+        self.in_flight -= 1;
+        let mut was_awaited = false;
+        for counter in counters {
+            self.busy.remove(counter);
+            was_awaited |= self.awaited.contains(counter);
+        }
+        if was_awaited {
+            self.awaited.clear();
+            let mut ready: VecDeque<_> = std::mem::take(&mut self.blocked);
+            ready = ready.into_iter().filter_map(|waiting| self.unless_blocked(waiting)).collect();
+            // They came before those that are ready, which have none of their counters.
+            ready.append(&mut self.ready);
+            self.ready = ready;
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        let more = if self.ready.len() >= MAX_COUNTERS { MORE_IF_FULL } else { 0 };
+        let calls = match self.least.into_iter().flatten().min() {
+            None => UNMEASURED,
+            Some(least) => MIN_CALLS + (least.as_nanos() / INTERVAL.as_nanos()) as usize,
+        };
+        self.in_flight < calls + more
+    }
+
+    fn claim_sender(&mut self) -> bool {
+        let claimed = !self.ready.is_empty() && !self.has_sender && self.has_room();
+        self.has_sender |= claimed;
+        claimed
+    }
+}
