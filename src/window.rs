@@ -195,6 +195,23 @@ impl<'a> Window<'a> {
         Self { used, until: StateEnd::At(until), ..window }
     }
 
+    /// The window of a state from a file that another edition of the zone data wrote, if the window
+    /// written there has another end than by this one. That end binds (S35).
+    pub(crate) fn saved(now: i64, state: State, quota: &'a Quota) -> Option<Self> {
+        let Anchor::Calendar(calendar) = quota.anchor else { return None };
+        let end = calendar.saved_end(state.start).filter(|_| now < state.until)?;
+        let new = Self::new(now, quota, 0);
+        let running =
+            Self { used: state.used.max(new.used), until: StateEnd::At(state.until), ..new };
+        if now < end {
+            return Some(Self { start: state.start, end, ..running });
+        }
+        let passed = 1 + calendar.number(now) - calendar.number(end);
+        let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
+        let next = Self { start: new.start.max(end), used: used.max(new.used), ..running };
+        Some(if used <= new.used { new } else { Self { used: next.counted(), ..next } })
+    }
+
     /// The window of a key whose count others share, which was last charged at the state's start.
     /// All that is taken stays in it until it ends: what a window grants under one key's limit must
     /// not pay for the tokens of a key that has a lower one.

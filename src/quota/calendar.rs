@@ -2,6 +2,9 @@
 //! Their lengths differ, so windows have numbers.
 
 use std::fmt;
+#[cfg(feature = "saved")]
+use std::ops::RangeInclusive;
+use std::sync::PoisonError;
 
 use super::QuotaError;
 use super::zone::{RecentWindows, Zone};
@@ -125,6 +128,50 @@ impl Calendar {
         let first = self.number(at) - 1;
         let starts = (first..first + count).map(|number| self.boundary(number)).collect();
         Boundaries { first, last: self.number(MAX), starts }
+    }
+
+    /// The end of the window that begins at `start`, if a file has another one than this edition of
+    /// the zone data.
+    pub(crate) fn saved_end(self, start: i64) -> Option<i64> {
+        self.saved().iter().find(|of| of.start == start).map(|of| of.end)
+    }
+
+    /// From now on this window ends as a file has it (S35).
+    #[cfg(feature = "saved")]
+    pub(crate) fn save(self, window: Span) {
+        if self.around(window.start) != window
+            && self.saved_end(window.start).is_none()
+            && let Some(saved) = self.zone.saved()
+        {
+            let of = (self.period.index(), window);
+            saved.write().unwrap_or_else(PoisonError::into_inner).push(of);
+        }
+    }
+
+    /// The windows around the instants of a range, at most of forty years, as they end.
+    #[cfg(feature = "saved")]
+    pub(crate) fn windows_in(self, range: RangeInclusive<i64>) -> Vec<Span> {
+        const MOST: i64 = 40 * 366 * 86_400_000;
+
+        let (first, last) = range.into_inner();
+        let mut windows = self.saved();
+        windows.retain(|of| first <= of.start);
+        let mut at = first.max(last.saturating_sub(MOST));
+        while at <= last {
+            let window = self.around(at);
+            if windows.iter().all(|of| of.start != window.start) {
+                windows.push(window);
+            }
+            at = window.end;
+        }
+        windows
+    }
+
+    fn saved(self) -> Vec<Span> {
+        let Some(saved) = self.zone.saved() else { return Vec::new() };
+        let saved = saved.read().unwrap_or_else(PoisonError::into_inner);
+        let of = saved.iter().filter(|(kind, _)| *kind == self.period.index());
+        of.map(|(_, window)| *window).collect()
     }
 
     pub(super) const fn id(self) -> u64 {

@@ -15,7 +15,7 @@ use std::sync::{PoisonError, RwLock};
 #[cfg(feature = "time-zones")]
 use jiff::tz::{self, TimeZone};
 
-use super::{FNV_1A, QuotaError, fnv_1a};
+use super::{FNV_1A, QuotaError, Span, fnv_1a};
 
 pub(super) const DAY: i64 = 86_400;
 /// More seconds than any clock is away from UTC.
@@ -39,6 +39,8 @@ struct LoadedZone {
     /// Days that the zone's clock never showed.
     skipped: Vec<i64>,
     recent: RecentWindows,
+    /// Windows of files, which another edition of the zone data has cut: their kind, start and end.
+    saved: RwLock<Vec<(usize, Span)>>,
 }
 
 static LOADED: RwLock<BTreeMap<&str, &LoadedZone>> = RwLock::new(BTreeMap::new());
@@ -67,8 +69,14 @@ impl Zone {
         let id = zone_id(&name);
         let skipped = find_skipped_days(&rules);
         let recent = RecentWindows::new();
-        let zone: &LoadedZone =
-            Box::leak(Box::new(LoadedZone { id, name, rules, skipped, recent }));
+        let zone: &LoadedZone = Box::leak(Box::new(LoadedZone {
+            id,
+            name,
+            rules,
+            skipped,
+            recent,
+            saved: RwLock::default(),
+        }));
         loaded.insert(&zone.name, zone);
         Ok(Self(Some(zone)))
     }
@@ -104,6 +112,10 @@ impl Zone {
 
     pub(super) fn skipped_days(self) -> &'static [i64] {
         self.0.map_or(&[], |zone| &zone.skipped)
+    }
+
+    pub(super) fn saved(self) -> Option<&'static RwLock<Vec<(usize, Span)>>> {
+        self.0.map(|zone| &zone.saved)
     }
 
     pub(super) fn recent(self) -> &'static RecentWindows {

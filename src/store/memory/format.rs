@@ -11,6 +11,8 @@
 //! - for each scope: 16: the hash of its name; 1: whether it was charged under more quotas than the
 //!   list has; 4: how many follow; each as 2 bytes for its length and the text that a configuration
 //!   file would have
+//! - 4: how many calendars there are; for each: a quota as above; 4: how many windows follow; each
+//!   as 8, 8: its start and its end, which bind a process that has another edition of the zone data
 //! - 8: when it was saved, in milliseconds since the epoch
 //! - 8: FNV-1a (64 bits) of all bytes before
 //!
@@ -27,7 +29,7 @@ use super::super::table::{Bucket, Entry, WAYS};
 use super::Memory;
 use super::locked::LockedShard;
 use super::shard::{Count, Part, Shard, Times};
-use crate::quota::{FNV_1A, Quota, fnv_1a};
+use crate::quota::{Anchor, Calendar, FNV_1A, Quota, Span, fnv_1a};
 use crate::window::MAX;
 
 const MAGIC: [u8; 8] = *b"tfwcount";
@@ -63,10 +65,11 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
     for number in [seeds.own, seeds.shared, seeds.probe()] {
         bytes.extend(number.to_le_bytes());
     }
+    let mut starts = None;
     for shard in 0..memory.shards.count() {
         [Part::Own, Part::Overflow]
             .into_iter()
-            .for_each(|part| write_part(memory, shard, part, now, &mut bytes));
+            .for_each(|part| write_part(memory, shard, part, now, &mut starts, &mut bytes));
         // After the tables, so that no copied entry is of a later time.
         let Times { latest, stepped_back_at } = memory.shards.at(shard).lock().times();
         bytes.extend(latest.to_le_bytes());
@@ -74,7 +77,9 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
         flush(&mut bytes)?;
     }
     // After the entries, so that each copied entry's counter is among these.
-    write_counters(&memory.counters, &mut bytes);
+    let counters = memory.counters.all();
+    write_counters(&counters, &mut bytes);
+    write_windows(&counters, starts, &mut bytes);
     let content = flush(&mut bytes)?;
     bytes.extend(now.to_le_bytes());
     let sum = flush(&mut bytes)?;
@@ -82,7 +87,17 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
     Ok(content)
 }
 
-fn write_part(memory: &Memory, shard: usize, part: Part, now: i64, bytes: &mut Vec<u8>) {
+/// The earliest and the latest start of a window, if there is any.
+type Starts = Option<(i64, i64)>;
+
+fn write_part(
+    memory: &Memory,
+    shard: usize,
+    part: Part,
+    now: i64,
+    starts: &mut Starts,
+    bytes: &mut Vec<u8>,
+) {
     let begin = bytes.len();
     let mut copy = Vec::with_capacity(STEP);
     let (mut from, mut size) = (0, None);
@@ -100,7 +115,7 @@ fn write_part(memory: &Memory, shard: usize, part: Part, now: i64, bytes: &mut V
         copy.extend_from_slice(&buckets[from..to]);
         let done = to == buckets.len();
         drop(shard);
-        copy.iter().for_each(|bucket| write_bucket(bucket, now, bytes));
+        copy.iter().for_each(|bucket| write_bucket(bucket, now, starts, bytes));
         if done {
             return;
         }
@@ -108,29 +123,54 @@ fn write_part(memory: &Memory, shard: usize, part: Part, now: i64, bytes: &mut V
     }
 }
 
-fn write_bucket(bucket: &Bucket<Count>, now: i64, bytes: &mut Vec<u8>) {
+fn write_bucket(bucket: &Bucket<Count>, now: i64, starts: &mut Starts, bytes: &mut Vec<u8>) {
     let running = |(way, entry): (usize, &Entry<Count>)| u16::from(entry.until > now) << way;
     let running = bucket.iter().enumerate().map(running).fold(0, |all, one| all | one);
     bytes.extend(running.to_le_bytes());
     for entry in bucket.iter().filter(|entry| entry.until > now) {
         let Entry { fingerprint, until, payload: Count { start, used } } = *entry;
+        let (first, last) = starts.unwrap_or((start, start));
+        *starts = Some((first.min(start), last.max(start)));
         bytes.extend(fingerprint.to_le_bytes());
         [until, start, used].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
     }
 }
 
-fn write_counters(counters: &ChargedQuotas, bytes: &mut Vec<u8>) {
-    let NotedScopes { scopes, others, .. } = counters.all();
-    bytes.push(others.into());
+fn write_counters(NotedScopes { scopes, others, .. }: &NotedScopes, bytes: &mut Vec<u8>) {
+    bytes.push((*others).into());
     bytes.extend((scopes.len() as u32).to_le_bytes());
     for (scope, NotedScope { quotas, others }) in scopes {
         scope.iter().for_each(|half| bytes.extend(half.to_le_bytes()));
-        bytes.push(others.into());
+        bytes.push((*others).into());
         bytes.extend((quotas.len() as u32).to_le_bytes());
-        for quota in quotas {
-            let text = quota.to_string();
-            bytes.extend((text.len() as u16).to_le_bytes());
-            bytes.extend(text.as_bytes());
+        quotas.iter().for_each(|quota| write_quota(quota, bytes));
+    }
+}
+
+fn write_quota(quota: &Quota, bytes: &mut Vec<u8>) {
+    let text = quota.to_string();
+    bytes.extend((text.len() as u16).to_le_bytes());
+    bytes.extend(text.as_bytes());
+}
+
+fn write_windows(counters: &NotedScopes, starts: Starts, bytes: &mut Vec<u8>) {
+    let mut calendars: Vec<(&Quota, Calendar)> = Vec::new();
+    for quota in counters.scopes.values().flat_map(|scope| &scope.quotas) {
+        match quota.anchor {
+            Anchor::Calendar(of) if calendars.iter().all(|(_, other)| *other != of) => {
+                calendars.push((quota, of));
+            }
+            _ => {}
+        }
+    }
+    bytes.extend((calendars.len() as u32).to_le_bytes());
+    for (quota, calendar) in calendars {
+        write_quota(quota, bytes);
+        let windows = starts.map(|(first, last)| calendar.windows_in(first..=last));
+        let windows = windows.unwrap_or_default();
+        bytes.extend((windows.len() as u32).to_le_bytes());
+        for Span { start, end } in windows {
+            [start, end].iter().for_each(|at| bytes.extend(at.to_le_bytes()));
         }
     }
 }
@@ -188,6 +228,7 @@ pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Resu
     // A table that holds more than this store is made for keeps its size.
     let buckets = shards.iter().map(Shard::needed_buckets).fold(max_buckets, usize::max);
     let counters = input.counters()?;
+    input.windows()?;
     let at = input.number()?;
     input.u64()?;
     if input.0.read(&mut [0])? > 0 {
@@ -268,6 +309,22 @@ impl<R: Read> Input<'_, R> {
             }
         }
         Ok(noted.into())
+    }
+
+    fn windows(&mut self) -> io::Result<()> {
+        for _ in 0..self.u32()? {
+            let quota = self.quota()?;
+            for _ in 0..self.u32()? {
+                let window = Span { start: self.number()?, end: self.number()? };
+                if window.start >= window.end {
+                    return Err(broken("a number in it is not possible"));
+                }
+                if let Some(Quota { anchor: Anchor::Calendar(calendar), .. }) = quota {
+                    calendar.save(window);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn flag(&mut self) -> io::Result<bool> {

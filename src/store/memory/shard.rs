@@ -187,7 +187,9 @@ impl Shard {
         let shift = account.shift(quota);
         let free = match self.table.find(home.fingerprint(quota), now, taken) {
             Found::Entry(slot) => {
-                let window = Window::at(now, Some(state(self.table.get(slot))), quota, shift);
+                let state = state(self.table.get(slot));
+                let window = Window::saved(now, state, quota)
+                    .unwrap_or_else(|| Window::at(now, Some(state), quota, shift));
                 return (CountedIn::Own(slot), window);
             }
             Found::Free(slot) => Some(slot),

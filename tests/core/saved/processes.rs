@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tower_fixed_window::{Limit, Limiter, MemoryStore, Quota};
+use tower_fixed_window::{Limit, Limiter, ManualClock, MemoryStore, Quota};
 
 use super::folder;
 use crate::answer;
@@ -47,7 +47,10 @@ fn the_child_does_its_task() {
             Ok(_) => println!("\nopened"),
             Err(error) => println!("\nerror: {:?}: {error}", error.kind()),
         },
-        other => panic!("{other}"),
+        other => match other.strip_prefix("day ") {
+            Some(now) => count_on_a_day(file, now.parse().expect("milliseconds")),
+            None => panic!("{other}"),
+        },
     }
 }
 
@@ -79,6 +82,53 @@ fn another_process_finds_counters_of_time_zones_in_any_order() {
         let limit = Quota::per_year(3).in_zone(zone).name("zoned");
         let limiter = limit.store(store.clone());
         assert_eq!(answer(limiter.peek(zone)).used(), 2, "{zone}");
+    }
+}
+
+/// A zone whose clock is always so many hours ahead of UTC, in a folder of zone data.
+fn zone(folder: &Path, hours: i32) {
+    let counts = [0_u32, 0, 0, 0, 1, 4].map(u32::to_be_bytes).concat();
+    let rules = [&(hours * 3_600).to_be_bytes()[..], &[0, 0], b"ABC\0"].concat();
+    let block = [b"TZif2", &[0; 15][..], &counts, &rules].concat();
+    let footer = format!("\nABC{}\n", -hours);
+    std::fs::create_dir_all(folder.join("Test")).expect("a folder");
+    let zone = [&block[..], &block, footer.as_bytes()].concat();
+    std::fs::write(folder.join("Test/Zone"), zone).expect("written");
+}
+
+/// Prints how many requests pass under a daily quota, and under one that keeps tokens.
+fn count_on_a_day(file: &Path, now: u64) {
+    let store = MemoryStore::with_max_keys(100).clock(ManualClock::at_ms(now));
+    let store = store.saved_to(file, Duration::MAX).expect("opens");
+    let day = Quota::per_day(5).in_zone("Test/Zone");
+    let passed = [("plain", day), ("keeps", day.rollover_up_to(10))].map(|(name, quota)| {
+        let limiter = Limit::new(quota).name(name).store(store.clone());
+        (0..20).filter(|_| answer(limiter.check("alice")).allowed()).count()
+    });
+    println!("\npassed {passed:?}");
+}
+
+/// S35: the end of a window that runs is in the file, and binds another edition of the zone data.
+#[test]
+fn another_edition_of_the_zone_data_grants_nothing_again() {
+    const HOUR: u64 = 3_600_000;
+    let midnight = 1_700_006_400_000;
+    for hours in [-9, -1, 1, 9] {
+        let folder = folder();
+        let zones = folder.path().join("zones");
+        let passed = |hours, now: u64| {
+            zone(&zones, hours);
+            let mut child = child(&format!("day {now}"), &folder.path().join("counts"));
+            child.env("TZDIR", &zones);
+            let told = output(child).0;
+            told.lines().find(|line| line.starts_with("passed")).expect("it is told").to_owned()
+        };
+        assert_eq!(passed(0, midnight - 12 * HOUR), "passed [5, 10]");
+        // Some of these are in another day by the new edition, and in the same by the old one.
+        for before in [11 * HOUR, 8 * HOUR, HOUR / 2, 1] {
+            assert_eq!(passed(hours, midnight - before), "passed [0, 0]", "{hours}: {before}");
+        }
+        assert_eq!(passed(hours, midnight), "passed [5, 5]", "{hours}: the window has ended");
     }
 }
 
