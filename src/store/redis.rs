@@ -64,8 +64,7 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// In a tokio runtime, the store connects when it is created, else with the first call; Redis does
 /// not have to be up. Calls end by the [`deadline`](Self::deadline), 250 ms by default, and while
 /// Redis is down, the policy decides ([`on_failure`](Self::on_failure)). A call whose outcome is
-/// unknown is not sent again, but the client of a cluster may do so: then a charge counts twice,
-/// and a refund comes back twice. [The guide](crate::guide::many_nodes#when-redis-is-down) has the
+/// unknown is not sent again. [The guide](crate::guide::many_nodes#when-redis-is-down) has the
 /// rest.
 ///
 /// # What is in Redis
@@ -153,14 +152,21 @@ impl RedisStore {
         }))
     }
 
-    /// Creates a store for a cluster, by a [`ClusterClient`](redis::cluster::ClusterClient) of its
-    /// nodes.
+    /// Creates a store for a cluster, by a builder for a client of its nodes:
+    /// [`ClusterClient::builder`](redis::cluster::ClusterClient::builder). The store follows
+    /// redirections itself, and the client does not repeat a call, whatever the builder says.
+    ///
+    /// # Errors
+    /// If an address is not valid. Servers that do not answer are not an error.
     #[cfg(feature = "redis-cluster")]
-    pub fn cluster(client: redis::cluster::ClusterClient) -> Self {
-        Self::from_cluster(move |connecting, answering| {
+    pub fn cluster(nodes: redis::cluster::ClusterClientBuilder) -> Result<Self, StoreError> {
+        let wrong =
+            |error| address_error("no address of a cluster: write redis://host:6379/", error);
+        let client = nodes.retries(0).build().map_err(wrong)?;
+        Ok(Self::from_cluster(move |connecting, answering| {
             install_tls_provider();
             cluster::open(client.clone(), connecting, answering)
-        })
+        }))
     }
 
     /// Creates a store for the master that Sentinels name. It asks all of them concurrently, each
@@ -329,7 +335,8 @@ where
     /// Creates a store for an open connection: a `MultiplexedConnection`, a `ConnectionManager`, a
     /// `ClusterConnection`. It has to reconnect itself when it is lost, unlike a store of
     /// [`RedisStore::new`]: the store sends a `PING` after a second without calls, and another one
-    /// if that fails.
+    /// if that fails. A `ClusterConnection` repeats calls that it has lost, so a refund can come
+    /// back twice: [`RedisStore::cluster`] does not.
     fn from(connection: C) -> Self {
         Self::from_origin(Origin::given(connection))
     }

@@ -16,6 +16,8 @@ pub enum Fate {
     Answer(String),
     /// The connection ends without an answer.
     Close,
+    /// The server of this port executes it, and the connection ends without the answer.
+    Lose(u16),
 }
 
 /// A command: its name in upper case, then its arguments.
@@ -51,11 +53,12 @@ fn serve(client: &TcpStream, fate: &(impl Fn(&Command) -> Fate + ?Sized)) -> io:
     loop {
         let (raw, command) = read_command(&mut commands)?;
         let fate = fate(&command);
+        let loses = matches!(fate, Fate::Lose(_));
         let raw = if let Fate::Instead(_, other) = &fate { encode(other) } else { raw };
         match fate {
             Fate::Close => return Ok(()),
             Fate::Answer(answer) => client.write_all(format!("{answer}\r\n").as_bytes())?,
-            Fate::To(port) | Fate::Instead(port, _) => {
+            Fate::To(port) | Fate::Instead(port, _) | Fate::Lose(port) => {
                 if !servers.iter().any(|(of, _)| *of == port) {
                     let server = TcpStream::connect(("127.0.0.1", port))?;
                     server.set_nodelay(true)?;
@@ -66,6 +69,9 @@ fn serve(client: &TcpStream, fate: &(impl Fn(&Command) -> Fate + ?Sized)) -> io:
                 server.get_mut().write_all(&raw)?;
                 let mut answer = Vec::new();
                 read_value(server, &mut answer)?;
+                if loses {
+                    return Ok(());
+                }
                 client.write_all(&answer)?;
             }
         }

@@ -100,7 +100,7 @@ async fn an_app_that_starts_beside_a_silent_master_of_a_cluster_joins() {
     let _alone = ALONE.lock().await;
     let Some((nodes, replica)) = cluster_with_replica() else { return };
     nodes[0].freeze();
-    let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
+    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
     let load = Load::start(&[limiter(store, 1_000_000)], 12, 12);
     wait_for("the failover", || {
         let is_known = |node: &Server| {

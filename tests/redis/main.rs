@@ -10,6 +10,7 @@ mod calendars;
 mod causes;
 mod cluster_and_sentinel;
 mod conformance;
+mod corrections;
 mod cuts;
 mod differential;
 mod equal_charges;

@@ -356,8 +356,8 @@ async fn a_shard_that_is_down_is_named_and_the_others_are_called() {
     let options = ["--cluster-require-full-coverage", "no"];
     let Some(mut nodes) = cluster_with(&options) else { return };
     let operator = Operator::start();
-    let client = ClusterClient::new(urls(&nodes)).expect("addresses");
-    let limiter = limiter(RedisStore::cluster(client));
+    let client = ClusterClient::builder(urls(&nodes));
+    let limiter = limiter(RedisStore::cluster(client).expect("addresses"));
     // On all shards.
     let keys: Vec<_> = (0..30).collect();
     let names: Vec<_> =

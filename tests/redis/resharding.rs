@@ -88,7 +88,7 @@ async fn a_node_that_fails_after_slots_moved_to_it_fails_no_keys_of_others() {
 async fn fail_a_node_that_slots_moved_to() -> Result<(), String> {
     let nodes = cluster_with(&["--cluster-require-full-coverage", "no"]);
     let Some(nodes) = nodes else { return Ok(()) };
-    let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
+    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
     // With the usual deadline.
     let limiter = limiter(store, 1_000_000_000);
     let [stays, moves] = keys_on(&nodes[0]);
@@ -125,7 +125,7 @@ async fn fail_a_node_that_slots_moved_to() -> Result<(), String> {
 async fn a_node_that_fails_after_slots_left_it_fails_no_keys_of_theirs() {
     let _alone = ALONE.lock().await;
     let Some(nodes) = cluster_with(&["--cluster-require-full-coverage", "no"]) else { return };
-    let store = RedisStore::cluster(ClusterClient::new(urls(&nodes)).expect("addresses"));
+    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
     let limiter = limiter(store.deadline(Duration::from_secs(1)), 1_000_000_000);
     let [stays, moves] = keys_on(&nodes[0]);
     let keys = [moves, stays];

@@ -147,7 +147,7 @@ fn node() {
 pub(crate) fn store(urls: &str) -> RedisStore {
     match urls.split(',').collect::<Vec<_>>()[..] {
         [url] => RedisStore::new(url).expect("an address"),
-        ref urls => RedisStore::cluster(ClusterClient::new(urls.to_vec()).expect("addresses")),
+        ref urls => RedisStore::cluster(ClusterClient::builder(urls.to_vec())).expect("addresses"),
     }
 }
 

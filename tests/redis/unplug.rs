@@ -377,8 +377,8 @@ async fn network() {
     let options = ["--cluster-require-full-coverage", "no"];
     let Some(mut shards) = cluster_with(&options) else { return };
     let keys: Vec<u64> = shards.iter().map(key_on).collect();
-    let client = ClusterClient::new(urls(&shards)).expect("addresses");
-    let cluster = [limiter(RedisStore::cluster(client))];
+    let client = ClusterClient::builder(urls(&shards));
+    let cluster = [limiter(RedisStore::cluster(client).expect("addresses"))];
     callers("a cluster: nothing", &cluster, &keys, 8, ms(5), long, s(5)).await;
     shards[1].kill();
     let healthy = [keys[0], keys[2]];

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
-use redis::cluster::{ClusterClient, ClusterConfig};
+use redis::cluster::{ClusterClient, ClusterConfig, NodeAddress};
 use redis::cluster_async::{ClusterConnection, Connect};
 use redis::cluster_routing::{
     MultipleNodeRoutingInfo, ResponsePolicy, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
-use redis::{Cmd, RedisResult, Value};
+use redis::{
+    Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, ServerErrorKind, Value,
+};
 
 use super::connect::{first_success, host_and_port, silence};
 use super::link::{Answering, Connected, Ranges, Servers, Shards, Slots};
@@ -23,6 +25,9 @@ use super::script::rights;
 const NEAR: Duration = Duration::from_millis(100);
 /// A node that takes longer is given up. No call waits this long unless its deadline is longer.
 const SILENT: Duration = Duration::from_secs(5);
+
+/// Of one call, as slots may move on meanwhile.
+const REDIRECTIONS: usize = 4;
 
 type Ask = Arc<dyn Fn(Cmd, RoutingInfo) -> Answering<Value> + Send + Sync>;
 
@@ -70,10 +75,66 @@ where
     }
     let slots: Slots =
         Arc::new(move |slots| Box::pin(ask_masters(Arc::clone(&ask), slots, Arc::clone(&servers))));
-    Ok((Box::new(connection), Shards::new(ranges, Some(slots))))
+    Ok((Box::new(Redirected(connection)), Shards::new(ranges, Some(slots))))
 }
 
-/// The library follows redirections, and does not report them.
+/// Follows redirections: a call that was redirected was not executed. The library follows them only
+/// if it may also repeat a call whose outcome is unknown, and a correction would count twice.
+#[derive(Clone)]
+struct Redirected<C>(ClusterConnection<C>);
+
+impl<C> Redirected<C>
+where
+    C: ConnectionLike + Connect + Clone + Send + Sync + Unpin + 'static,
+{
+    async fn follow(&mut self, call: &Cmd) -> RedisResult<Value> {
+        let mut answer = self.0.req_packed_command(call).await;
+        for _ in 0..REDIRECTIONS {
+            let Some((to, asks)) = answer.as_ref().err().and_then(redirection) else { break };
+            answer = match asks {
+                false => self.0.route_command(call.clone(), RoutingInfo::SingleNode(to)).await,
+                // In one piece: `ASKING` is of the next command, whichever that is.
+                true => {
+                    let asking = redis::pipe().cmd("ASKING").add_command(call.clone()).clone();
+                    let answers = self.0.route_pipeline(asking, 1, 1, to).await;
+                    answers.map(|mut answers| answers.pop().unwrap_or(Value::Nil))
+                }
+            };
+        }
+        answer
+    }
+}
+
+/// Where to, and whether to ask there for a key that is on its way.
+fn redirection(error: &RedisError) -> Option<(SingleNodeRoutingInfo, bool)> {
+    let asks = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
+    let node = NodeAddress::try_from(error.redirect_node()?.0).ok()?;
+    let (host, port) = (node.host().to_owned(), node.port());
+    Some((SingleNodeRoutingInfo::ByAddress { host, port }, asks))
+}
+
+impl<C> ConnectionLike for Redirected<C>
+where
+    C: ConnectionLike + Connect + Clone + Send + Sync + Unpin + 'static,
+{
+    fn req_packed_command<'a>(&'a mut self, call: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(self.follow(call))
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        calls: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.0.req_packed_commands(calls, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.0.get_db()
+    }
+}
+
 fn slots_call() -> Cmd {
     redis::cmd("CLUSTER").arg("SLOTS").take()
 }

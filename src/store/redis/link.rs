@@ -32,10 +32,9 @@
 //! - `Origin`: where connections come from, common to all runtimes. `Handle`: a connection of the
 //!   client library, of any kind. `Servers`: their names, for the log.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::Poll;
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, RedisResult, Value};
@@ -129,7 +128,6 @@ impl Link {
                     after_replica: status.after_replica && status.made_at.elapsed() < IDLE,
                     at: now,
                     patience,
-                    unsent: false,
                 }));
             }
             let (check, ends_at) = upkeep.check(self.key.clone(), &status, None);
@@ -209,7 +207,6 @@ pub(super) struct Connection {
     at: u64,
     /// The longest of its callers, in milliseconds.
     patience: u64,
-    unsent: bool,
 }
 
 impl Connection {
@@ -217,21 +214,7 @@ impl Connection {
         let (upkeep, health) = (&*self.link.upkeep, &*self.health);
         let start = Instant::now();
         health.note_sent(upkeep.origin.now() + self.patience);
-        let mut answer = self.connection.req_packed_command(cmd);
-        let first = poll_fn(|cx| Poll::Ready(answer.as_mut().poll(cx))).await;
-        let answer = match first {
-            Poll::Ready(answer) => {
-                let has_ended =
-                    |error: &RedisError| needs_replacement(error) && !is_from_replica(error);
-                self.unsent = answer.as_ref().is_err_and(has_ended);
-                answer
-            }
-            // An error from here on does not say whether the command was sent.
-            Poll::Pending => {
-                self.unsent = false;
-                answer.await
-            }
-        };
+        let answer = self.connection.req_packed_command(cmd).await;
         if answer.is_ok() {
             upkeep.note_round_trip(start.elapsed());
             let now = upkeep.origin.now();
@@ -289,25 +272,15 @@ impl Connection {
         &mut *self.connection
     }
 
-    /// The connection had ended before the last command, and another can be made.
-    pub(super) fn is_unsent(&self) -> bool {
-        self.unsent && self.link.upkeep.origin.connect.is_some()
-    }
-
     /// Another connection may lead to the master if this one leads to a replica.
     pub(super) fn is_replaceable(&self) -> bool {
         self.link.upkeep.origin.connect.is_some() && !self.after_replica
     }
 
+    /// Another server may be the master now.
     pub(super) fn replace(self) {
-        let Self { link, made, health, unsent, .. } = self;
-        let now = link.upkeep.origin.now();
-        if unsent {
-            link.mark_silent(made, &health, now);
-        } else {
-            // Another server may be the master now.
-            health.led_to_replica.store(true, Relaxed);
-            link.mark_lost(made, &health, now);
-        }
+        let Self { link, made, health, .. } = self;
+        health.led_to_replica.store(true, Relaxed);
+        link.mark_lost(made, &health, link.upkeep.origin.now());
     }
 }

@@ -51,9 +51,21 @@ impl Lua {
     /// The server keeps the script of such a call for later calls by the hash. Servers and proxies
     /// without `SCRIPT` take it, too.
     pub(super) fn eval(&self, call: &Cmd) -> Cmd {
+        self.eval_of(args_from(call, 2))
+    }
+
+    /// The same without what is asked: the script fails before it has done anything, and is kept.
+    /// Its keys say which server keeps it.
+    pub(super) fn load(&self, call: &Cmd) -> Cmd {
+        let keys =
+            args_from(call, 2).next().and_then(|keys| str::from_utf8(keys).ok()?.parse().ok());
+        self.eval_of(args_from(call, 2).take(1 + keys.unwrap_or(0)))
+    }
+
+    fn eval_of<'a>(&self, args: impl Iterator<Item = &'a [u8]>) -> Cmd {
         let mut eval = cmd("EVAL");
         eval.arg(&self.code);
-        args_from(call, 2).for_each(|arg| {
+        args.for_each(|arg| {
             eval.arg(arg);
         });
         eval

@@ -174,8 +174,6 @@ struct Check<'a> {
     fields: BTreeMap<Vec<u8>, Vec<(String, Quota)>>,
     /// By how much each node has changed the count of a window.
     changes: BTreeMap<(usize, String, Window), i64>,
-    /// The tokens that a node has returned of a key.
-    comes_twice: BTreeMap<(usize, String), i64>,
     /// The most that a window's count has ever been, and when it was written first.
     peaks: BTreeMap<Vec<u8>, BTreeMap<Window, (i64, i64)>>,
     /// When a key was executed away.
@@ -199,7 +197,6 @@ impl<'a> Check<'a> {
             keys: BTreeMap::new(),
             fields: BTreeMap::new(),
             changes: BTreeMap::new(),
-            comes_twice: BTreeMap::new(),
             peaks: BTreeMap::new(),
             resets: Vec::new(),
         };
@@ -307,9 +304,6 @@ impl<'a> Check<'a> {
                 _ => before,
             });
             let change = used - carried;
-            if change < 0 && self.resends() {
-                *self.comes_twice.entry((node, name.clone())).or_default() -= change;
-            }
             let peaks = self.peaks.entry(key.to_vec()).or_default();
             let (peak, _) = peaks.entry((field.clone(), start)).or_insert((0, at));
             *peak = used.max(*peak);
@@ -525,9 +519,7 @@ impl<'a> Check<'a> {
             // With writes that wait on their way to a master that is none any more.
             let resets = self.resets.iter().filter(gone).count();
             let fresh = 1 + lost + resets;
-            let twice = self.comes_twice.iter().filter(|((_, of), _)| *of == name);
-            let twice: i64 = twice.map(|(_, tokens)| tokens).sum();
-            let most = quota.capacity() as i64 * fresh as i64 + twice;
+            let most = quota.capacity() as i64 * fresh as i64;
             if passed > most {
                 self.find(
                     "limit",
@@ -542,7 +534,7 @@ impl<'a> Check<'a> {
     /// at its beginning and than it grants, nor does it run more. Not looked at: keys that were reset, lost
     /// counts, and a clock that stepped.
     fn spans(&mut self) {
-        if !self.losses.is_empty() || !self.steps.is_empty() || self.resends() {
+        if !self.losses.is_empty() || !self.steps.is_empty() {
             return;
         }
         // For each count, by the start of the window: what was let pass and not returned, and what runs there.
@@ -610,7 +602,7 @@ impl<'a> Check<'a> {
     /// window of the new time: from the beginning of the first until the end of the second no more than
     /// the limit passes. Not looked at: keys that were reset, lost counts, and two steps within.
     fn steps(&mut self) {
-        if self.steps.is_empty() || !self.losses.is_empty() || self.resends() {
+        if self.steps.is_empty() || !self.losses.is_empty() {
             return;
         }
         // For each count with plain windows on a grid: where a window begins, its length and its limit.
@@ -710,8 +702,7 @@ impl<'a> Check<'a> {
         }
         for (key, &(passed, returned, at)) in passed {
             let taken = changes.get(key).copied().unwrap_or(0);
-            let twice = self.comes_twice.get(&(key.0, key.1.clone())).copied().unwrap_or(0);
-            if passed - returned > taken + twice {
+            if passed - returned > taken {
                 let (node, name, (field, start)) = key;
                 self.find(
                     "conservation",
@@ -726,10 +717,7 @@ impl<'a> Check<'a> {
         // Also where nothing passed: nothing comes back that was not taken.
         let negative: Vec<_> = changes
             .iter()
-            .filter(|((node, name, _), change)| {
-                let twice = self.comes_twice.get(&(*node, name.clone()));
-                **change + twice.copied().unwrap_or(0) < 0
-            })
+            .filter(|(_, change)| **change < 0)
             .map(|((node, name, (field, start)), change)| {
                 format!("node {node} changed {name} in {field} from {start} by {change}")
             })
@@ -801,12 +789,6 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// Returns whether the client library may send a call again whose connection was lost (S32): what it
-    /// takes may be counted twice, and what it returns may come back twice.
-    fn resends(&self) -> bool {
-        matches!(self.plan.servers, Servers::Cluster { .. }) && self.plan.kind.harms_servers()
-    }
-
     /// Until when a request may change counts.
     fn changes_until(&self, request: &Request<'_>) -> i64 {
         let last = request.ended.max(request.returned).unwrap_or(i64::MAX);
@@ -838,7 +820,7 @@ impl<'a> Check<'a> {
     /// S37: nothing is kept of what was refused, dropped in order, or returned. Not looked at: keys
     /// that were reset, and windows that were lost or have ended before all that was to come back could.
     fn kept(&mut self, passed: &Passed) {
-        if !self.steps.is_empty() || self.resends() {
+        if !self.steps.is_empty() {
             return;
         }
         let mut found = Vec::new();
@@ -944,7 +926,7 @@ impl<'a> Check<'a> {
             for (name, line) in request.names.iter().zip(&request.ask.lines) {
                 let taken = taken.get(&name[..]).copied().unwrap_or(0);
                 let cost = line.cost.max(line.actual.unwrap_or(0));
-                if line.key.starts_with("once") && taken > cost as i64 && !self.resends() {
+                if line.key.starts_with("once") && taken > cost as i64 {
                     let at = request.ended.unwrap_or(request.asked);
                     found.push((at, format!("#{id} cost {cost}, and {taken} were taken")));
                 }

@@ -219,6 +219,7 @@ pub async fn open(
     let client = ClusterClient::builder((0..masters).map(|host| format!("redis://h{host}:6379")))
         .username(user)
         .response_timeout(answer)
+        .retries(0)
         .build()?;
     client.get_async_generic_connection().await
 }

@@ -4,10 +4,11 @@
 //! callers, and ends whether or not they still wait. The question of a caller that is gone before
 //! the call is not sent.
 
+use std::borrow::Cow;
 use std::mem::take;
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::link::{Connection, Link, is_from_replica};
@@ -80,9 +81,9 @@ fn report_and_answer(
     waiting.send_answer(answer);
 }
 
-/// Sends the questions whose callers still wait; again only if nothing was done: the script is
-/// missing, the connection had ended before, or a replica refused to write. Returns the answers,
-/// and how long they took if something was sent.
+/// Sends the questions whose callers still wait; again only if the server has said that nothing was
+/// done: the script is missing, or a replica refused to write. Returns the answers, and how long
+/// they took if something was sent.
 async fn send_and_resend(
     link: &Link,
     over: &mut Option<Connection>,
@@ -90,38 +91,24 @@ async fn send_and_resend(
 ) -> RedisResult<(Vec<RedisResult<Answer>>, Option<Duration>)> {
     let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
     let mut connection = next_connection(link, over, patience).await?;
-    let mut brings_script = false;
+    let mut missing = None;
     loop {
         let now = Instant::now();
-        // After a missing script, a question is sent again even if its caller is gone. Otherwise
-        // callers with short deadlines would never load the script, nor find a replica out.
-        let is_wanted = |waiting: &QueuedQuestion| match brings_script {
-            true => now < waiting.until,
-            false => waiting.is_wanted(now),
-        };
-        let late = batch.extract_if(.., |waiting| !is_wanted(waiting));
+        let late = batch.extract_if(.., |waiting| !waiting.is_wanted(now));
         late.for_each(QueuedQuestion::fail_unsent);
-        let answers = match &batch[..] {
-            [] => return Ok((Vec::new(), None)),
-            [one] if one.asked.len() == 1 => {
-                let with_script = brings_script.then(|| ONE.eval(&one.asked[0]));
-                let call = with_script.as_ref().unwrap_or(&one.asked[0]);
-                let answer = connection.send(call).await;
-                answer.and_then(Answer::from_one).map(|answer| vec![Ok(answer)])
+        if batch.is_empty() {
+            // Or callers who never wait for two round trips would never load the script.
+            if let Some(loads) = missing {
+                let _ = connection.send(&loads).await;
             }
-            all => {
-                let merged = MergedCall::new(all.iter().map(|waiting| &waiting.asked[..]));
-                let call = merged.to_cmd();
-                let call = if brings_script { MANY.eval(&call) } else { call };
-                let answer = connection.send(&call).await;
-                answer.and_then(|answer| merged.parse(answer))
-            }
-        };
+            return Ok((Vec::new(), None));
+        }
+        let (answers, loads) = ask(connection, batch, missing.is_some()).await;
         let by_replica = match &answers {
             Ok(answers) => answers.iter().any(is_refused_by_replica),
             Err(error) => is_from_replica(error),
         };
-        if connection.is_unsent() || by_replica && connection.is_replaceable() {
+        if by_replica && connection.is_replaceable() {
             if let Ok(answers) = answers {
                 // A replica answers questions that write nothing.
                 for (waiting, answer) in take(batch).into_iter().zip(answers) {
@@ -138,13 +125,40 @@ async fn send_and_resend(
         }
         match answers {
             // Behind a proxy, another server may have it, so the charge is sent with the script.
-            Err(error) if error.kind() == MISSING_SCRIPT && !brings_script => brings_script = true,
+            Err(_) if loads.is_some() && missing.is_none() => missing = loads,
             mut answers => {
                 name_missing(&mut answers, connection).await;
                 return answers.map(|answers| (answers, Some(now.elapsed())));
             }
         }
     }
+}
+
+/// Also returns what loads the script, if it is missing.
+async fn ask(
+    connection: &mut Connection,
+    batch: &[QueuedQuestion],
+    brings_script: bool,
+) -> (RedisResult<Vec<RedisResult<Answer>>>, Option<Cmd>) {
+    let merged = match batch {
+        [one] if one.asked.len() == 1 => None,
+        all => Some(MergedCall::new(all.iter().map(|waiting| &waiting.asked[..]))),
+    };
+    let (script, call) = match &merged {
+        None => (&*ONE, Cow::Borrowed(&batch[0].asked[0])),
+        Some(merged) => (&*MANY, Cow::Owned(merged.to_cmd())),
+    };
+    let answer = match brings_script {
+        true => connection.send(&script.eval(&call)).await,
+        false => connection.send(&call).await,
+    };
+    let answers = match &merged {
+        None => answer.and_then(Answer::from_one).map(|answer| vec![Ok(answer)]),
+        Some(merged) => answer.and_then(|answer| merged.parse(answer)),
+    };
+    let is_missing = answers.as_ref().is_err_and(|error| error.kind() == MISSING_SCRIPT);
+    let loads = is_missing.then(|| script.load(&call));
+    (answers, loads)
 }
 
 async fn next_connection<'a>(

@@ -1,0 +1,138 @@
+//! Corrections and charges whose outcome is unknown: they are not sent again, by nobody (S32).
+
+use std::collections::HashMap;
+use std::future::ready;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use harness::{Fate, Proxy, Server, contains, gateway};
+use redis::aio::ConnectionLike;
+use redis::cluster::{ClusterClient, NodeAddress};
+use redis::{Cmd, Pipeline, RedisFuture, Value};
+use tokio::time::timeout;
+use tower_fixed_window::store::RedisStore;
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+
+use crate::cluster_and_sentinel::{cluster, urls};
+
+fn limiter(store: RedisStore) -> Limiter {
+    let store = store.deadline(Duration::from_secs(5)).on_failure(OnStoreFailure::Deny);
+    Quota::per_day(10).from_first_request().name("lost").store(store)
+}
+
+/// Takes the limit, returns half of it, of which the answer is lost, and says what is used then.
+async fn used_after_a_lost_return(limiter: &Limiter) -> u64 {
+    for _ in 0..20 {
+        if limiter.peek("ann").await.is_ok() {
+            break;
+        }
+    }
+    let mut receipts = Vec::new();
+    for _ in 0..2 {
+        receipts.push(limiter.charge("ann", 5).await.expect("it answers").expect("it passes"));
+    }
+    let lost = limiter.refund(receipts.swap_remove(0)).await;
+    assert!(lost.is_err(), "its answer is lost");
+    // Who repeats a call does so within this time.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    loop {
+        match limiter.peek("ann").await {
+            Ok(decision) => return decision.used(),
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_return_whose_answer_is_lost_is_not_repeated_on_a_cluster() {
+    let Some(nodes) = cluster() else { return };
+    let returns = Arc::new(AtomicU32::new(0));
+    let mut ways = HashMap::new();
+    for node in &nodes {
+        let (port, returns) = (node.port, Arc::clone(&returns));
+        let way = gateway(move |command| match contains(command, "return") {
+            true => {
+                returns.fetch_add(1, Ordering::SeqCst);
+                Fate::Lose(port)
+            }
+            false => Fate::To(port),
+        });
+        ways.insert(NodeAddress::new("127.0.0.1", port), NodeAddress::new("127.0.0.1", way));
+    }
+    let nodes = ClusterClient::builder(urls(&nodes)).node_address_map(ways);
+    let limiter = limiter(RedisStore::cluster(nodes).expect("addresses"));
+    assert_eq!(used_after_a_lost_return(&limiter).await, 5);
+    assert_eq!(returns.load(Ordering::SeqCst), 1, "it was sent once");
+}
+
+/// A connection whose answers are there at once. The one to the next command with this text is
+/// lost once the server has executed it.
+#[derive(Clone)]
+struct AtOnce {
+    url: String,
+    loses: Arc<AtomicBool>,
+    text: &'static str,
+}
+
+impl ConnectionLike for AtOnce {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        let client = redis::Client::open(self.url.as_str()).expect("an address");
+        let answer = command.query(&mut client.get_connection().expect("a server"));
+        let args = String::from_utf8_lossy(&command.get_packed_command()).into_owned();
+        let is_lost = args.contains(self.text) && self.loses.swap(false, Ordering::SeqCst);
+        Box::pin(ready(if is_lost {
+            Err(io::Error::from(io::ErrorKind::BrokenPipe).into())
+        } else {
+            answer
+        }))
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        unimplemented!("the store sends single commands")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+#[tokio::test]
+async fn what_is_lost_at_once_is_not_taken_for_unsent() {
+    let Some(server) = Server::start() else { return };
+    let of = |text| {
+        let lost = AtOnce { url: server.url(), loses: Arc::new(AtomicBool::new(true)), text };
+        limiter(RedisStore::connecting(move || ready(Ok(lost.clone()))).prefix(text))
+    };
+    assert_eq!(used_after_a_lost_return(&of("return")).await, 5);
+    let charged = of("charge");
+    assert!(charged.check("ann").await.is_err(), "its answer is lost");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(charged.peek("ann").await.expect("it answers").used(), 1);
+}
+
+/// The script is loaded all the same: all callers may be as impatient.
+#[tokio::test]
+async fn a_charge_whose_caller_has_left_is_not_sent_again_with_its_script() {
+    let Some(server) = Server::start() else { return };
+    let far = Proxy::to(server.port).delay(Duration::from_millis(40));
+    let limiter = limiter(RedisStore::new(far.url()).expect("an address"));
+    assert!(limiter.check("bob").await.expect("it answers").allowed());
+    for keys in [1..2_u64, 2..5] {
+        server.ask::<String>(&["SCRIPT", "FLUSH"]);
+        let crowd = || futures_util::future::join_all(keys.clone().map(|key| limiter.check(key)));
+        // Sent, and not answered.
+        assert!(timeout(Duration::from_millis(50), crowd()).await.is_err());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(server.ask::<u64>(&["DBSIZE"]), keys.start, "nothing was counted");
+        let answered = timeout(Duration::from_millis(130), crowd()).await;
+        let answers = answered.expect("one round trip is enough");
+        assert!(answers.iter().all(|answer| answer.as_ref().is_ok_and(|of| of.used() == 1)));
+    }
+}
