@@ -18,6 +18,8 @@ pub enum Fate {
     Close,
     /// The server of this port executes it, and the connection ends without the answer.
     Lose(u16),
+    /// The same, and the connection ends inside of the answer.
+    Break(u16),
 }
 
 /// A command: its name in upper case, then its arguments.
@@ -53,12 +55,12 @@ fn serve(client: &TcpStream, fate: &(impl Fn(&Command) -> Fate + ?Sized)) -> io:
     loop {
         let (raw, command) = read_command(&mut commands)?;
         let fate = fate(&command);
-        let loses = matches!(fate, Fate::Lose(_));
+        let (loses, breaks) = (matches!(fate, Fate::Lose(_)), matches!(fate, Fate::Break(_)));
         let raw = if let Fate::Instead(_, other) = &fate { encode(other) } else { raw };
         match fate {
             Fate::Close => return Ok(()),
             Fate::Answer(answer) => client.write_all(format!("{answer}\r\n").as_bytes())?,
-            Fate::To(port) | Fate::Instead(port, _) | Fate::Lose(port) => {
+            Fate::To(port) | Fate::Instead(port, _) | Fate::Lose(port) | Fate::Break(port) => {
                 if !servers.iter().any(|(of, _)| *of == port) {
                     let server = TcpStream::connect(("127.0.0.1", port))?;
                     server.set_nodelay(true)?;
@@ -69,7 +71,10 @@ fn serve(client: &TcpStream, fate: &(impl Fn(&Command) -> Fate + ?Sized)) -> io:
                 server.get_mut().write_all(&raw)?;
                 let mut answer = Vec::new();
                 read_value(server, &mut answer)?;
-                if loses {
+                if breaks {
+                    client.write_all(&answer[..answer.len() - 3])?;
+                }
+                if loses || breaks {
                     return Ok(());
                 }
                 client.write_all(&answer)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use harness::{ALONE, Proxy, Server, ask, wait_for};
+use harness::{ALONE, Fate, Proxy, Server, ask, gateway, wait_for};
 use tokio::task::JoinHandle;
 use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
@@ -121,6 +121,35 @@ async fn a_cut_lets_the_policy_decide_at_most_the_requests_in_flight() {
             assert!(policy.decided <= load, "{distance} ms, {load} in flight: {policy:?}");
         }
     }
+}
+
+/// Such an answer can't be read, and is no answer of another kind of server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_ends_inside_an_answer_is_a_cut_one() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let (port, breaks) = (server.port, Arc::new(AtomicBool::new(false)));
+    let next = Arc::clone(&breaks);
+    let way = gateway(move |command| {
+        match command[0].starts_with(b"EVAL") && next.swap(false, Ordering::SeqCst) {
+            true => Fate::Break(port),
+            false => Fate::To(port),
+        }
+    });
+    let network = Proxy::to(way).delay(Duration::from_millis(20));
+    let far = limiter(store(network.port).deadline(Duration::from_secs(5)));
+    let callers = Callers::start(&far, 8).await;
+    let failed = Instant::now();
+    breaks.store(true, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let policy = callers.finish(failed).await;
+    println!("{policy:?}");
+    assert!(!breaks.load(Ordering::SeqCst) && policy.decided <= 8, "{policy:?}");
+    let limiter = limiter(store(way).on_failure(OnStoreFailure::Deny));
+    assert!(limiter.check(1_u64).await.expect("it answers").allowed());
+    breaks.store(true, Ordering::SeqCst);
+    let error = limiter.check(1_u64).await.expect_err("its answer is lost").to_string();
+    assert_eq!(error, "Redis can't be reached (unexpected end of file)");
 }
 
 /// Calls in flight fail when their connection is closed. All others succeed: those that met a

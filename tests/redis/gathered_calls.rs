@@ -356,10 +356,10 @@ async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() 
     let waiting = tokio::spawn(at_once(charges(&store, 2..4)));
     let dropped = tokio::spawn(at_once(charges(&store, 4..7)));
     for answer in at_once(charges(&hasty, 7..10)).await {
-        assert_eq!(
-            answer.expect_err("late").to_string(),
-            "the call to Redis could not be sent in time"
-        );
+        let error = answer.expect_err("late").to_string();
+        // Of a busy machine.
+        let stood_still = error.starts_with("the runtime stood still");
+        assert!(stood_still || error == "the call to Redis could not be sent in time", "{error}");
     }
     dropped.abort();
     assert!(dropped.await.is_err(), "it is gone");

@@ -211,3 +211,31 @@ async fn several_limits_write_nothing_where_one_of_them_may_not_be_written() {
     assert_eq!(error.to_string(), "Redis does not permit a command that is needed (hset)");
     assert_eq!(server.ask::<Vec<String>>(&["KEYS", "*bob}"]), [""; 0]);
 }
+
+/// The server refuses a call that has one such key before it executes any of it.
+#[tokio::test]
+async fn a_key_that_the_user_may_not_touch_fails_alone() {
+    let Some(server) = Server::start() else { return };
+    add_user(&server);
+    change_user(&server, &["resetkeys", "~tfw1:{good*"]);
+    let store = store(&server).on_failure(OnStoreFailure::Deny);
+    let [good, bad] =
+        ["good", "bad"].map(|name| Quota::per_day(100).name(name).store(store.clone()));
+    let limits = Limits::new([Quota::per_day(100).name("good"), Quota::per_day(50).name("good2")]);
+    let limits = limits.store(store);
+    assert!(good.check("ann").await.expect("it may").allowed());
+    for round in 1..=20 {
+        let lines = [Line::new("good", "eve", 1), Line::new("good2", "eve", 1)];
+        let (all, several, refused) = tokio::join!(
+            futures_util::future::join_all((0..17_u64).map(|key| good.check(key))),
+            limits.check(lines),
+            bad.check("ann"),
+        );
+        for answer in all {
+            assert_eq!(answer.expect("its key is permitted").used(), round);
+        }
+        assert_eq!(several.expect("its keys are permitted").used(), round);
+        let says = "Redis does not permit this user the key (NOPERM)";
+        assert_eq!(refused.expect_err("it may not").to_string(), says);
+    }
+}

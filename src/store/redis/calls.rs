@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A call has at most 128 keys: of several charges, and a charge of several limits has a key for
-//! each, which stay together. Corrections and resets have a call of their own, and so has each
-//! charge in a cluster, where keys may be on different servers.
+//! each, which stay together. Corrections share calls, too. A reset has a call of its own, and so
+//! has each question in a cluster, where keys may be on different servers.
 //!
 //! A question whose caller is gone before it is sent is not sent. Each runtime has its own
 //! connection and calls, as another runtime may end.
@@ -116,8 +116,7 @@ impl Store for Calls {
         if adjust.tokens() == 0 {
             return Reply::now(());
         }
-        let (this, adjust, now) =
-            (Self { one_by_one: true, ..self.clone() }, adjust.to_owned(), self.now());
+        let (this, adjust, now) = (self.clone(), adjust.to_owned(), self.now());
         Reply::later(async move {
             let adjust = adjust.as_adjust();
             let answer = this.ask_server(|| vec![this.commands.adjust(&adjust, now)]).await?;

@@ -90,7 +90,13 @@ where
     async fn follow(&mut self, call: &Cmd) -> RedisResult<Value> {
         let mut answer = self.0.req_packed_command(call).await;
         for _ in 0..REDIRECTIONS {
-            let Some((to, asks)) = answer.as_ref().err().and_then(redirection) else { break };
+            let Some(error) = answer.as_ref().err() else { break };
+            if is_unconnected(error) {
+                // The library connects to all nodes again, and then goes on.
+                answer = self.0.req_packed_command(call).await;
+                continue;
+            }
+            let Some((to, asks)) = redirection(error) else { break };
             answer = match asks {
                 false => self.0.route_command(call.clone(), RoutingInfo::SingleNode(to)).await,
                 // In one piece: `ASKING` is of the next command, whichever that is.
@@ -103,6 +109,12 @@ where
         }
         answer
     }
+}
+
+/// The library has no connection to the node of a redirection, and has sent nothing. Other errors
+/// of this kind name no node.
+fn is_unconnected(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::ClusterConnectionNotFound && error.detail().is_some()
 }
 
 /// Where to, and whether to ask there for a key that is on its way.

@@ -33,11 +33,12 @@
 //!   client library, of any kind. `Servers`: their names, for the log.
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use redis::{Cmd, RedisError, RedisResult, Value};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
@@ -55,7 +56,7 @@ pub(super) use origin::{Handle, Origin, is_from_replica};
 use shards::Health;
 #[cfg(feature = "redis-cluster")]
 pub(super) use shards::{Answering, Ranges, Shards, Slots};
-use upkeep::{PAUSE, Status, Upkeep};
+use upkeep::{PAUSE, Status, Upkeep, probe_for};
 
 /// Without answers for this long, a connection is tested before it is used.
 const IDLE: Duration = Duration::from_secs(1);
@@ -128,6 +129,7 @@ impl Link {
                     after_replica: status.after_replica && status.made_at.elapsed() < IDLE,
                     at: now,
                     patience,
+                    unsent: false,
                 }));
             }
             let (check, ends_at) = upkeep.check(self.key.clone(), &status, None);
@@ -207,14 +209,22 @@ pub(super) struct Connection {
     at: u64,
     /// The longest of its callers, in milliseconds.
     patience: u64,
+    unsent: bool,
 }
 
 impl Connection {
     pub(super) async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let (upkeep, health) = (&*self.link.upkeep, &*self.health);
+        if self.is_replaced() && health.rests_since(upkeep.origin.now()) {
+            // Its answer is not awaited. A connection that does not take it has ended.
+            let mut probe = probe_for(self.link.key.as_deref());
+            let taken = self.connection.req_packed_command(probe.set_no_response(true)).await;
+            self.unsent = taken.is_err();
+            taken?;
+        }
         let start = Instant::now();
         health.note_sent(upkeep.origin.now() + self.patience);
-        let answer = self.connection.req_packed_command(cmd).await;
+        let answer = self.connection.req_packed_command(cmd).await.map_err(name_end);
         if answer.is_ok() {
             upkeep.note_round_trip(start.elapsed());
             let now = upkeep.origin.now();
@@ -267,20 +277,55 @@ impl Connection {
         origin.breaker.report_answer(self.health.node, Some(origin.instant(self.at)), answer);
     }
 
+    pub(super) fn keeps_scripts(&self) -> bool {
+        self.health.keeps_scripts()
+    }
+
+    /// `None`: the script itself was sent.
+    pub(super) fn note_script(&self, is_missing: Option<bool>) {
+        match is_missing {
+            Some(is_missing) => self.health.note_script(self.at, is_missing),
+            None => self.health.note_script_sent(self.link.upkeep.origin.now()),
+        }
+    }
+
     /// For calls that don't count for the shard's health.
     pub(super) fn handle(&mut self) -> &mut dyn Handle {
         &mut *self.connection
     }
 
-    /// Another connection may lead to the master if this one leads to a replica.
-    pub(super) fn is_replaceable(&self) -> bool {
-        self.link.upkeep.origin.connect.is_some() && !self.after_replica
+    /// The connection had ended before the last command was handed to it.
+    pub(super) fn is_unsent(&self) -> bool {
+        self.unsent
     }
 
-    /// Another server may be the master now.
+    /// Another connection may lead to the master if this one leads to a replica.
+    pub(super) fn is_replaceable(&self) -> bool {
+        self.is_replaced() && !self.after_replica
+    }
+
     pub(super) fn replace(self) {
-        let Self { link, made, health, .. } = self;
-        health.led_to_replica.store(true, Relaxed);
-        link.mark_lost(made, &health, link.upkeep.origin.now());
+        let Self { link, made, health, unsent, .. } = self;
+        let now = link.upkeep.origin.now();
+        if unsent {
+            link.mark_silent(made, &health, now);
+        } else {
+            // Another server may be the master now.
+            health.led_to_replica.store(true, Relaxed);
+            link.mark_lost(made, &health, now);
+        }
+    }
+
+    fn is_replaced(&self) -> bool {
+        self.link.upkeep.origin.connect.is_some()
+    }
+}
+
+/// The library can't parse an answer inside of which the connection has ended.
+fn name_end(error: RedisError) -> RedisError {
+    let says = |text| error.detail().is_some_and(|said| said.contains(text));
+    match error.kind() == ErrorKind::Parse && says("end of input") {
+        true => io::Error::from(io::ErrorKind::UnexpectedEof).into(),
+        false => error,
     }
 }

@@ -54,7 +54,7 @@ impl Lua {
         self.eval_of(args_from(call, 2))
     }
 
-    /// The same without what is asked: the script fails before it has done anything, and is kept.
+    /// The same without the question: the script fails before it has done anything, and is kept.
     /// Its keys say which server keeps it.
     pub(super) fn load(&self, call: &Cmd) -> Cmd {
         let keys =
@@ -78,8 +78,11 @@ pub(super) fn args_from(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item 
 }
 
 pub(super) fn key_of(call: &Cmd) -> &[u8] {
-    let script = args_from(call, 0).next() == Some(b"EVALSHA");
-    args_from(call, if script { 3 } else { 1 }).next().unwrap_or_default()
+    args_from(call, if is_script(call) { 3 } else { 1 }).next().unwrap_or_default()
+}
+
+pub(super) fn is_script(call: &Cmd) -> bool {
+    args_from(call, 0).next() == Some(b"EVALSHA")
 }
 
 /// In place of the tokens taken: the time is outside of the calendars' boundaries.
@@ -97,7 +100,7 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    pub(super) fn from_one(value: Value) -> RedisResult<Self> {
+    pub(super) fn from_one(call: &Cmd, value: Value) -> RedisResult<Self> {
         match value.extract_error()? {
             Value::BulkString(bytes) => {
                 let (numbers, []) = bytes.as_chunks::<8>() else {
@@ -106,7 +109,7 @@ impl Answer {
                 let &[used, micros] = numbers else { return Err(unexpected_answer()) };
                 Self::plain(i64::from_be_bytes(micros), i64::from_be_bytes(used))
             }
-            Value::Int(number) => Ok(Self::General(vec![Some(number)])),
+            Value::Int(deleted) if !is_script(call) => Ok(Self::General(vec![Some(deleted)])),
             array => Self::general(array),
         }
     }
@@ -117,9 +120,13 @@ impl Answer {
     }
 
     fn general(array: Value) -> RedisResult<Self> {
+        // The library would take a nil for an empty array.
+        let Value::Array(_) = array else { return Err(unexpected_answer()) };
         let numbers = Vec::<Option<i64>>::from_redis_value(array);
-        let are_exact =
-            |numbers: &Vec<_>| numbers.iter().flatten().all(|number| IN_SCRIPTS.contains(number));
+        let are_exact = |numbers: &Vec<_>| {
+            numbers.iter().flatten().all(|number| IN_SCRIPTS.contains(number))
+                && matches!(numbers[..], [Some(_), Some(_), ..])
+        };
         numbers.ok().filter(are_exact).map(Self::General).ok_or_else(unexpected_answer)
     }
 

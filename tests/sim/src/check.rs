@@ -16,6 +16,8 @@ use crate::server::Fields;
 
 /// A timer ends with the next millisecond, and another one may have to end before.
 const TICK: i64 = 3_000;
+/// How long after an answer a connection is taken to be open.
+const FRESH: i64 = 10_000;
 /// How long a store that is asked from its first moment on may take to be connected.
 const STARTS_WITHIN: i64 = 1_000_000;
 /// How long a store may take to connect again, after the deadline of a call that its connection does not
@@ -324,7 +326,7 @@ impl<'a> Check<'a> {
     /// Returns whether a request was in flight when a connection of its node was closed, or until its node
     /// knew.
     fn was_cut(&self, request: &Request<'_>) -> bool {
-        let way = (self.plan.delay + self.plan.jitter) as i64 * 1_000 + TICK;
+        let way = (self.plan.delay + self.plan.jitter) as i64 * 1_000 + TICK + FRESH;
         self.cuts.iter().any(|&(at, node)| {
             node.is_none_or(|node| node == request.node)
                 && request.asked <= at + way

@@ -13,26 +13,33 @@ use tokio::time::{Instant, timeout_at};
 
 use super::super::link::{Connection, Link, is_from_replica};
 use super::super::script::rights::{self, missing_command};
-use super::super::script::{Answer, MANY, MergedCall, ONE};
-use super::failure::{late_error, store_error, unsent_error};
+use super::super::script::{Answer, MANY, MergedCall, ONE, is_script};
+use super::failure::{is_of_forbidden_key, late_error, store_error, unsent_error};
 use super::gather::QueuedQuestion;
 use crate::store::reply::StoreError;
 
 const MISSING_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
-/// The callers of the batch wait until `until`. Returns how long the call took; or the batch, if it
-/// was refused, with nothing done, only because it has several questions.
+/// Why the questions of a batch go one by one, after it was refused with nothing done.
+pub(crate) enum Split {
+    /// Keys are in several slots, and so may those of the next batch be.
+    Slots(Vec<QueuedQuestion>),
+    /// The server's user may not touch a key.
+    Key(Vec<QueuedQuestion>),
+}
+
+/// The callers of the batch wait until `until`. Returns how long the call took.
 pub(crate) async fn call_server(
     link: &Link,
     mut batch: Vec<QueuedQuestion>,
     until: Instant,
-) -> Result<Option<Duration>, Vec<QueuedQuestion>> {
+) -> Result<Option<Duration>, Split> {
     let mut over = None;
     let result = timeout_at(until, send_and_resend(link, &mut over, &mut batch)).await.ok();
     let Some(over) = over else {
         let error = match result {
             Some(Err(error)) => store_error(error).unsent(),
-            _ => unsent_error(),
+            _ => unsent_error(until),
         };
         batch.into_iter().for_each(|waiting| waiting.send_answer(Err(error.clone())));
         return Ok(None);
@@ -48,13 +55,16 @@ pub(crate) async fn call_server(
         Some(Err(error)) => {
             over.report_outcome::<()>(Some(Err(&error)));
             if is_refused_as_one(&error, &batch) {
-                return Err(batch);
+                return Err(Split::Slots(batch));
+            }
+            if batch.len() > 1 && is_of_forbidden_key(&error) {
+                return Err(Split::Key(batch));
             }
             store_error(error)
         }
         None => {
             over.report_outcome::<()>(None);
-            late_error()
+            late_error(until)
         }
     };
     for waiting in batch {
@@ -81,9 +91,9 @@ fn report_and_answer(
     waiting.send_answer(answer);
 }
 
-/// Sends the questions whose callers still wait; again only if the server has said that nothing was
-/// done: the script is missing, or a replica refused to write. Returns the answers, and how long
-/// they took if something was sent.
+/// Sends the questions whose callers still wait; again only if nothing was done: the connection had
+/// ended before, or the server has said that the script is missing or that it is a replica. Returns
+/// the answers, and how long they took if something was sent.
 async fn send_and_resend(
     link: &Link,
     over: &mut Option<Connection>,
@@ -108,7 +118,7 @@ async fn send_and_resend(
             Ok(answers) => answers.iter().any(is_refused_by_replica),
             Err(error) => is_from_replica(error),
         };
-        if by_replica && connection.is_replaceable() {
+        if connection.is_unsent() || by_replica && connection.is_replaceable() {
             if let Ok(answers) = answers {
                 // A replica answers questions that write nothing.
                 for (waiting, answer) in take(batch).into_iter().zip(answers) {
@@ -148,15 +158,21 @@ async fn ask(
         None => (&*ONE, Cow::Borrowed(&batch[0].asked[0])),
         Some(merged) => (&*MANY, Cow::Owned(merged.to_cmd())),
     };
+    let brings_script = is_script(&call) && (brings_script || !connection.keeps_scripts());
     let answer = match brings_script {
         true => connection.send(&script.eval(&call)).await,
         false => connection.send(&call).await,
     };
     let answers = match &merged {
-        None => answer.and_then(Answer::from_one).map(|answer| vec![Ok(answer)]),
+        None => {
+            answer.and_then(|answer| Answer::from_one(&call, answer)).map(|answer| vec![Ok(answer)])
+        }
         Some(merged) => answer.and_then(|answer| merged.parse(answer)),
     };
     let is_missing = answers.as_ref().is_err_and(|error| error.kind() == MISSING_SCRIPT);
+    if brings_script || is_missing || answers.is_ok() {
+        connection.note_script((!brings_script).then_some(is_missing));
+    }
     let loads = is_missing.then(|| script.load(&call));
     (answers, loads)
 }

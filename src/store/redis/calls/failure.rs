@@ -3,8 +3,10 @@
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
+use tokio::time::Instant;
 
 #[cfg(feature = "redis-tls")]
 use super::super::connect::describe_tls_refusal;
@@ -12,24 +14,37 @@ use super::super::connect::{FULL, SILENT};
 use super::super::script::rights::missing_command;
 use crate::store::reply::StoreError;
 
+/// Timers are not so late on a busy machine.
+const STALL: Duration = Duration::from_millis(50);
+
+const STOOD_STILL: &str =
+    "the runtime stood still, and so did its calls to Redis: something blocks its threads";
 const LATE: &str = "Redis did not answer in time";
 const UNREACHABLE: &str = "Redis can't be reached";
 const REFUSED: &str = "Redis refused the command";
+const FORBIDDEN: &str = "Redis does not permit this user the key";
 const OTHER_VALUE: &str = "Redis has another value for this key";
 const UNEXPECTED: &str = "Redis returned an unexpected answer";
 const NO_TLS: &str = "rediss:// needs the feature redis-tls";
 const UNRESOLVED: &str = "its name can't be resolved";
 
-pub(crate) fn late_error() -> StoreError {
-    StoreError::new(LATE)
+pub(crate) fn late_error(until: Instant) -> StoreError {
+    StoreError::new(if stood_still(until) { STOOD_STILL } else { LATE })
 }
 
+/// Of numbers that don't fit this key's charge.
 pub(crate) fn unexpected_answer() -> StoreError {
     StoreError::new(UNEXPECTED).of_key()
 }
 
-pub(crate) fn unsent_error() -> StoreError {
-    StoreError::new("the call to Redis could not be sent in time").unsent()
+pub(crate) fn unsent_error(until: Instant) -> StoreError {
+    let late = "the call to Redis could not be sent in time";
+    StoreError::new(if stood_still(until) { STOOD_STILL } else { late }).unsent()
+}
+
+/// A runtime that notices a deadline so late was kept from its tasks.
+fn stood_still(until: Instant) -> bool {
+    until.elapsed() > STALL
 }
 
 pub(crate) fn runtime_ended_error() -> StoreError {
@@ -39,7 +54,7 @@ pub(crate) fn runtime_ended_error() -> StoreError {
 pub(crate) fn store_error(error: RedisError) -> StoreError {
     let (what, more) = cause(&error);
     let failed = StoreError::with_source(what, error);
-    let failed = if [OTHER_VALUE, UNEXPECTED].contains(&what) { failed.of_key() } else { failed };
+    let failed = if [OTHER_VALUE, FORBIDDEN].contains(&what) { failed.of_key() } else { failed };
     match more {
         Some(more) => failed.with_code(&more),
         None => failed,
@@ -76,11 +91,17 @@ fn cause(error: &RedisError) -> (&'static str, Option<String>) {
         _ if says("DB index is out of range") => "Redis has no database of this number",
         // Redis answers this to a long command before authentication.
         _ if says("unauthenticated") => return (REFUSED, Some("NOAUTH".to_owned())),
-        ErrorKind::Server(NoPerm) if says("key") => "Redis does not permit this user the key",
+        ErrorKind::Server(NoPerm) if is_of_forbidden_key(error) => FORBIDDEN,
         ErrorKind::Server(_) | ErrorKind::Extension => REFUSED,
         _ => "Redis failed",
     };
     (what, harmless_code(error))
+}
+
+pub(super) fn is_of_forbidden_key(error: &RedisError) -> bool {
+    error.code() == Some("NOPERM")
+        && missing_command(error).is_none()
+        && error.detail().is_some_and(|said| said.contains("key"))
 }
 
 fn harmless_code(error: &RedisError) -> Option<String> {

@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::super::link::Link;
 use super::super::script::{self, Answer};
-use super::call::call_server;
+use super::call::{Split, call_server};
 use super::failure::{late_error, runtime_ended_error, unsent_error};
 use crate::store::reply::StoreError;
 use crate::sync::{self, AtEnd};
@@ -68,8 +68,8 @@ impl Gather {
         }
         match timeout_at(until, outcome).await {
             Ok(outcome) => outcome.unwrap_or_else(|_| Ok(Err(runtime_ended_error()))),
-            Err(_) if sync::lock(&self.queue).removed >= number => Ok(Err(late_error())),
-            Err(_) => Ok(Err(unsent_error())),
+            Err(_) if sync::lock(&self.queue).removed >= number => Ok(Err(late_error(until))),
+            Err(_) => Ok(Err(unsent_error(until))),
         }
     }
 
@@ -106,10 +106,17 @@ impl Gather {
             match call_server(&this.link, batch, until).await {
                 Ok(Some(took)) => sync::lock(&this.queue).note_round_trip(Instant::now(), took),
                 Ok(None) => {}
-                Err(batch) => {
+                Err(Split::Slots(batch)) => {
                     this.one_by_one.store(true, Ordering::Relaxed);
                     for waiting in batch {
                         let _ = waiting.reply.send(Err(waiting.asked));
+                    }
+                }
+                Err(Split::Key(batch)) => {
+                    for waiting in batch {
+                        sync::lock(&this.queue).in_flight += 1;
+                        let until = waiting.until;
+                        this.runtime.spawn(this.make_call(vec![waiting], until));
                     }
                 }
             }
@@ -230,7 +237,8 @@ impl QueuedQuestion {
     }
 
     pub(crate) fn fail_unsent(self) {
-        self.send_answer(Err(unsent_error()));
+        let error = unsent_error(self.until);
+        self.send_answer(Err(error));
     }
 
     pub(crate) fn send_answer(self, answer: Result<Answer, StoreError>) {

@@ -16,6 +16,11 @@ pub(crate) type Ranges = BTreeMap<u16, (u16, u64)>;
 pub(crate) type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Send>>;
 pub(crate) type Slots = Arc<dyn Fn(Vec<u16>) -> Answering<Ranges> + Send + Sync>;
 
+/// Scripts that were missing again until none is expected to be kept.
+const FORGOTTEN: u64 = 3;
+/// Milliseconds after an answer in which a connection is taken to be open.
+const FRESH: u64 = 10;
+
 pub(crate) struct Shards {
     pub(super) ranges: Ranges,
     pub(super) nodes: Vec<Arc<Health>>,
@@ -37,6 +42,10 @@ pub(crate) struct Health {
     /// A call was answered as it should be.
     pub(super) is_proved: AtomicBool,
     pub(super) led_to_replica: AtomicBool,
+    /// How often in a row a script was missing that had been sent before.
+    missing_scripts: AtomicU64,
+    /// When a script was last sent.
+    script_sent: AtomicU64,
     probe_key: Mutex<Option<Arc<[u8]>>>,
 }
 
@@ -131,6 +140,30 @@ impl Health {
         if self.answer_due.load(Relaxed) == 0 {
             self.answer_due.store(until + 1, Relaxed);
         }
+    }
+
+    /// A server or proxy that never keeps scripts gets them with each call.
+    pub(crate) fn keeps_scripts(&self) -> bool {
+        self.missing_scripts.load(Relaxed) < FORGOTTEN
+    }
+
+    pub(crate) fn note_script_sent(&self, now: u64) {
+        self.script_sent.store(now, Relaxed);
+    }
+
+    /// Of a call by a script's hash that was sent at this time.
+    pub(crate) fn note_script(&self, at: u64, is_missing: bool) {
+        let sent = self.script_sent.load(Relaxed);
+        if is_missing && sent > 0 && at > sent {
+            self.missing_scripts.fetch_add(1, Relaxed);
+        } else if !is_missing && self.missing_scripts.load(Relaxed) > 0 {
+            self.missing_scripts.store(0, Relaxed);
+        }
+    }
+
+    /// No call is in flight, of which the loss would be known, and the last answer is not of now.
+    pub(crate) fn rests_since(&self, now: u64) -> bool {
+        self.answer_due().is_none() && now >= self.answered_at.load(Relaxed) + FRESH
     }
 
     /// Of the first call since the last answer.

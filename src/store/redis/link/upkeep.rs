@@ -411,7 +411,7 @@ async fn connect_and_probe(origin: Arc<Origin>, upkeep: Weak<Upkeep>) -> RedisRe
 }
 
 /// In a cluster, `PING` would go to all nodes.
-fn probe_for(key: Option<&[u8]>) -> Cmd {
+pub(super) fn probe_for(key: Option<&[u8]>) -> Cmd {
     match key {
         None => redis::cmd("PING"),
         Some(key) => redis::cmd("HMGET").arg(key).arg("0").take(),
