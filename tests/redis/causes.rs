@@ -161,3 +161,22 @@ async fn each_answer_of_a_server_has_its_cause() {
     let nobody = format!("redis://127.0.0.1:{}/", free_port());
     assert_eq!(cause(&limiter_at(&nobody)).await, "Redis can't be reached (connection refused)");
 }
+
+#[tokio::test]
+async fn an_error_without_a_code_has_none() {
+    let Some(server) = Server::start() else { return };
+    let port = server.port;
+    let says = gateway(move |command| match contains(command, "tfw1:{cause") {
+        true => Fate::Answer("- ".to_owned()),
+        false => Fate::To(port),
+    });
+    let limiter = limiter_at(&format!("redis://127.0.0.1:{says}/"));
+    assert_eq!(cause(&limiter).await, "Redis refused the command");
+}
+
+#[tokio::test]
+async fn a_process_with_too_many_open_files_is_named_as_such() {
+    let full = || std::future::ready(Err(std::io::Error::from_raw_os_error(24).into()));
+    let store = RedisStore::connecting::<_, _, redis::aio::MultiplexedConnection>(full);
+    assert_eq!(cause(&limiter(store)).await, "Redis can't be reached (too many open files)");
+}

@@ -6,6 +6,7 @@
 
 mod agreement;
 mod all_or_none;
+mod attempts;
 mod calendars;
 mod causes;
 mod cluster_and_sentinel;

@@ -2,18 +2,22 @@
 
 #[cfg(feature = "redis-tls")]
 use std::io;
+use std::iter;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::io::AsyncDNSResolver;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisError, RedisResult, Value, cmd,
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisError, RedisFuture, RedisResult,
+    Value, cmd,
 };
 #[cfg(feature = "redis-tls")]
 use rustls::crypto::{CryptoProvider, ring};
 #[cfg(feature = "redis-tls")]
 use rustls::{CertificateError, Error};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 #[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -38,9 +42,10 @@ pub(crate) fn silence() -> RedisError {
     (ErrorKind::Io, "the server does not answer", SILENT.to_owned()).into()
 }
 
-pub(crate) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> {
+/// `nth`: how many attempts have failed or hang.
+pub(crate) async fn open(client: &Client, nth: usize) -> RedisResult<MultiplexedConnection> {
     let start = Instant::now();
-    match open_and_ping(client).await {
+    match open_and_ping(client, nth).await {
         Err(error) if error.is_connection_dropped() => {
             let patience = start.elapsed().max(LISTEN);
             let refusal = timeout(patience, read_refusal(client)).await.ok().flatten();
@@ -50,7 +55,7 @@ pub(crate) async fn open(client: &Client) -> RedisResult<MultiplexedConnection> 
     }
 }
 
-async fn open_and_ping(client: &Client) -> RedisResult<MultiplexedConnection> {
+async fn open_and_ping(client: &Client, nth: usize) -> RedisResult<MultiplexedConnection> {
     if let ConnectionAddr::TcpTls { .. } = client.get_connection_info().addr() {
         install_tls_provider();
     }
@@ -59,12 +64,32 @@ async fn open_and_ping(client: &Client) -> RedisResult<MultiplexedConnection> {
         .set_connection_timeout(None)
         .set_response_timeout(None)
         .set_pipeline_buffer_size(PIPELINE);
+    let config = if nth == 0 { config } else { config.set_dns_resolver(Nth(nth)) };
     let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
     let answer = connection.req_packed_command(&cmd("PING")).await;
     match answer.and_then(Value::extract_error) {
         // The system accepts connections of a server that hangs. Decisions show other errors.
         Err(error) if error.code().is_none() || error.detail() == Some(FULL) => Err(error),
         _ => Ok(connection),
+    }
+}
+
+/// One address of a name, another one in each attempt. The library takes the first that accepts
+/// the connection, and that server may be silent.
+struct Nth(usize);
+
+impl AsyncDNSResolver for Nth {
+    fn resolve<'a, 'b: 'a>(
+        &'a self,
+        host: &'b str,
+        port: u16,
+    ) -> RedisFuture<'a, Box<dyn Iterator<Item = SocketAddr> + Send + 'a>> {
+        Box::pin(async move {
+            let all: Vec<_> = lookup_host((host, port)).await?.collect();
+            let none = (ErrorKind::InvalidClientConfig, "No address found for host");
+            let one = *all.get(self.0 % all.len().max(1)).ok_or(none)?;
+            Ok(Box::new(iter::once(one)) as _)
+        })
     }
 }
 

@@ -26,6 +26,9 @@ const FORBIDDEN: &str = "Redis does not permit this user the key";
 const OTHER_VALUE: &str = "Redis has another value for this key";
 const UNEXPECTED: &str = "Redis returned an unexpected answer";
 const NO_TLS: &str = "rediss:// needs the feature redis-tls";
+/// On all systems with sockets like those of Unix.
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
 const UNRESOLVED: &str = "its name can't be resolved";
 
 pub(crate) fn late_error(until: Instant) -> StoreError {
@@ -120,7 +123,10 @@ fn describe_io(error: &RedisError) -> Option<String> {
     if let Some(what) = describe_tls_refusal(io) {
         return Some(what.to_owned());
     }
-    // A name that can't be resolved has no kind of its own.
+    // Neither this nor a name that can't be resolved has a kind of its own.
+    if let Some(EMFILE | ENFILE) = io.raw_os_error() {
+        return Some("too many open files".to_owned());
+    }
     Some(match io.to_string().contains("lookup address") {
         true => UNRESOLVED.to_owned(),
         false => io.kind().to_string(),

@@ -27,14 +27,14 @@ use crate::sync::AtEnd;
 /// within these bounds. A freeze makes the measured round trip long.
 const LEAST_GRACE: Duration = Duration::from_millis(20);
 const MOST_GRACE: Duration = Duration::from_secs(1);
-/// How long an attempt to connect may take. Others begin meanwhile.
+/// How long an attempt to connect may take, at most. Others begin meanwhile.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// Between the beginnings of two attempts, while few are in flight.
+/// Between the beginnings of two attempts. While attempts hang, it grows with each.
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
+/// Attempts in flight at a time: each holds a socket.
+const ATTEMPTS: u32 = 3;
 /// A check is given up this long after it should have ended.
 const LATE: Duration = Duration::from_millis(100);
-/// Attempts that may be in flight before the pauses between them grow.
-const FEW: u32 = 4;
 /// Consecutive lost connections until the pause, which doubles with each, is the longest.
 const IN_VAIN: u32 = 5;
 /// Attempts go on for this long after the last caller has asked.
@@ -298,23 +298,28 @@ impl Upkeep {
     fn begin_attempt(
         self: Arc<Self>,
         attempts: &mut JoinSet<RedisResult<Connected>>,
+        begun: &mut u32,
     ) -> Option<Instant> {
         let asked_at = self.origin.instant(self.asked_at.load(Relaxed));
+        // How many have begun, the last one included, since one was in flight alone.
+        *begun = if attempts.is_empty() { 1 } else { *begun + 1 };
+        let pause = |nth: u32| (PAUSE * nth).min(ATTEMPT / ATTEMPTS);
         if asked_at.elapsed() < WANTED {
             let (origin, of) = (Arc::clone(&self.origin), Arc::downgrade(&self));
+            // Until there would be one too many.
+            let lasts = (*begun..*begun + ATTEMPTS).map(pause).sum();
             attempts.spawn(async move {
-                let attempt = timeout(ATTEMPT, connect_and_probe(origin, of)).await;
+                let attempt = timeout(lasts, connect_and_probe(origin, of)).await;
                 attempt.unwrap_or_else(|_| Err(silence()))
             });
         } else if attempts.is_empty() {
             return None;
         }
-        let many = (attempts.len() as u32).div_ceil(FEW).max(1);
         self.status.send_if_modified(|status| {
             status.attempts = Some(attempts.len());
             false
         });
-        Some(Instant::now() + PAUSE * many)
+        Some(Instant::now() + pause(*begun))
     }
 
     fn install_connection(&self, (connection, shards): Connected) {
@@ -345,8 +350,10 @@ async fn make_connections(of: Weak<Upkeep>, start: Instant, mut changes: watch::
         return;
     }
     let mut attempts = JoinSet::new();
-    let mut failed_once = false;
-    while let Some(due) = of.upgrade().and_then(|upkeep| upkeep.begin_attempt(&mut attempts)) {
+    let (mut failed_once, mut begun) = (false, 0);
+    while let Some(due) =
+        of.upgrade().and_then(|upkeep| upkeep.begin_attempt(&mut attempts, &mut begun))
+    {
         loop {
             let next = async {
                 match attempts.join_next().await {
