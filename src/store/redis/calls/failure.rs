@@ -109,7 +109,7 @@ pub(super) fn is_of_forbidden_key(error: &RedisError) -> bool {
 
 fn harmless_code(error: &RedisError) -> Option<String> {
     let plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
-    let is_harmless = |code: &&str| code.len() <= 32 && code.bytes().all(plain);
+    let is_harmless = |code: &&str| (1..=32).contains(&code.len()) && code.bytes().all(plain);
     error.code().filter(|code| *code != "ERR").filter(is_harmless).map(str::to_owned)
 }
 

@@ -144,6 +144,7 @@ impl Upkeep {
             for health in &status.shards.nodes {
                 if find_node(&shards.nodes, health.node).is_none() {
                     self.origin.breaker.note_connected(health.node);
+                    self.origin.breaker.report_answer(health.node, None, &Ok(()));
                 }
             }
             status.is_stale |= shards.ranges != status.shards.ranges;
@@ -324,6 +325,7 @@ impl Upkeep {
 
     fn install_connection(&self, (connection, shards): Connected) {
         observe::store_connected();
+        self.longest_patience.store(0, Relaxed);
         let made_at = Instant::now();
         self.status.send_modify(|status| {
             // Which node lost calls over a stale connection is not known.
