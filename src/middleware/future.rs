@@ -6,6 +6,7 @@ use std::future::Future;
 use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use http::request::Parts;
 use http::{Request, Response};
@@ -42,9 +43,9 @@ pin_project! {
         /// that it keeps no capacity from others.
         Waiting { held: Option<Box<Held<S, B>>> },
         Calling { #[pin] future: F },
-        /// The rest of the body is read before the response is returned, which is made already, so
-        /// that the request itself can be dropped.
-        Refused { response: Option<R>, rest: Option<Rest<B>> },
+        /// The rest of the body is read before the response is made, which counts from then.
+        Reading { held: Option<Box<(Parts, Rest<B>)>> },
+        Refused { response: Option<R> },
     }
 }
 
@@ -81,9 +82,8 @@ where
         }
         match next {
             Next::Refuse => {
-                let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
-                let response = Some(limited.refuse(&parts));
-                Self { state: FutureState::Refused { response, rest }, limited }
+                let state = refuse(&mut limited, parts, body);
+                Self { state, limited }
             }
             next => {
                 let state = follow(&mut limited, next, service, parts, body);
@@ -113,10 +113,7 @@ where
             let future = service.call(Request::from_parts(parts, body));
             FutureState::Calling { future }
         }
-        Next::Refuse => {
-            let rest = Drain::rest(&limited.shared().options.drains, &parts, body);
-            FutureState::Refused { response: Some(limited.refuse(&parts)), rest }
-        }
+        Next::Refuse => refuse(limited, parts, body),
         Next::Decide(decision) => {
             let service = take_ready(service);
             FutureState::Deciding { decision, held: Some(Box::new(Held { service, parts, body })) }
@@ -125,6 +122,27 @@ where
             let is_asking = limited.is_asking();
             let service = if is_asking { take_ready(service) } else { release(service) };
             FutureState::Waiting { held: Some(Box::new(Held { service, parts, body })) }
+        }
+    }
+}
+
+#[inline(always)]
+fn refuse<B, J, R, S>(
+    limited: &mut LimitedRequest<J>,
+    parts: Parts,
+    body: B,
+) -> FutureState<S, B, S::Future, Response<R>>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    B: 'static,
+    J: Reject<R>,
+{
+    limited.note_refused(&parts);
+    match Drain::rest(&limited.shared().options.drains, &parts, body) {
+        Ok(rest) => FutureState::Reading { held: Some(Box::new((parts, rest))) },
+        Err(is_unread) => {
+            let response = Some(limited.refuse(&parts, Duration::ZERO, is_unread));
+            FutureState::Refused { response }
         }
     }
 }
@@ -165,10 +183,7 @@ where
                     }
                     return answer;
                 }
-                FutureStateProj::Refused { response, rest } => {
-                    if let Some(rest) = rest {
-                        ready!(rest.poll(cx));
-                    }
+                FutureStateProj::Refused { response } => {
                     return Poll::Ready(Ok(response.take().expect(DONE)));
                 }
                 _ => ready!(advance(this.state.as_mut(), this.limited, cx))?,
@@ -223,6 +238,14 @@ where
                 }
             }
         }
+        FutureStateProj::Reading { held } => {
+            let (_, rest) = &mut **held.as_mut().expect(DONE);
+            let (late, is_unread) = ready!(rest.poll(cx));
+            let (parts, _) = *held.take().expect(DONE);
+            let response = Some(limited.refuse(&parts, late, is_unread));
+            state.set(FutureState::Refused { response });
+            return Poll::Ready(Ok(()));
+        }
         FutureStateProj::Calling { .. } | FutureStateProj::Refused { .. } => {
             return Poll::Ready(Ok(()));
         }
@@ -242,7 +265,7 @@ where
             FutureState::Deciding { .. } => "ResponseFuture(deciding)",
             FutureState::Waiting { .. } => "ResponseFuture(waiting)",
             FutureState::Calling { .. } => "ResponseFuture(calling)",
-            FutureState::Refused { .. } => "ResponseFuture(refused)",
+            FutureState::Reading { .. } | FutureState::Refused { .. } => "ResponseFuture(refused)",
         })
     }
 }

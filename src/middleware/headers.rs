@@ -9,13 +9,14 @@
 
 use std::fmt::Write;
 use std::mem;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
 use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
 use crate::decision::{Decision, Refusal};
-use crate::sync::{self, Mutex};
+use crate::sync::{self, Instant, Mutex};
 
 /// The rate-limit headers that a layer sends: see
 /// [`FixedWindowLayer::headers`](crate::FixedWindowLayer::headers).
@@ -123,6 +124,7 @@ impl PreparedHeaders {
         response: &mut Response<R>,
         decision: &Decision,
         now: impl FnOnce() -> i64,
+        called_at: Option<Instant>,
     ) {
         let refused = is_marked_refused(response)
             || if self.style.github() {
@@ -131,7 +133,8 @@ impl PreparedHeaders {
                 is_refused_inside(response)
             };
         if self.style.ietf() && !refused {
-            append_ietf(response.headers_mut(), decision);
+            let late = called_at.map_or(Duration::ZERO, |at| at.elapsed());
+            append_ietf(response.headers_mut(), decision, decision.now_after(late));
         }
     }
 
@@ -191,7 +194,7 @@ impl PreparedHeaders {
     #[inline]
     pub(crate) fn finish_refused<R>(&self, response: &mut Response<R>, decision: &Decision) {
         if self.style.ietf() {
-            append_ietf(response.headers_mut(), decision);
+            append_ietf(response.headers_mut(), decision, decision.now_ms());
         }
         if !self.style.github() {
             mark_refused(response);
@@ -317,7 +320,7 @@ pub(crate) fn put_failure_headers(headers: &mut HeaderMap, may_retry: bool) {
 }
 
 /// Follows those of inner layers, with an item for each quota of each limit that was decided.
-fn append_ietf(headers: &mut HeaderMap, decision: &Decision) {
+fn append_ietf(headers: &mut HeaderMap, decision: &Decision, now: i64) {
     let (mut policies, mut standings) = (String::new(), String::new());
     for (_, decision) in decision.limits() {
         for (i, standing) in decision.usage().iter().enumerate() {
@@ -333,7 +336,7 @@ fn append_ietf(headers: &mut HeaderMap, decision: &Decision) {
             if i == decision.governing() {
                 end = end.max(decision.retry_at_ms().unwrap_or(end));
             }
-            let (left, after) = (standing.remaining().min(MAX_INTEGER), end - decision.now_ms());
+            let (left, after) = (standing.remaining().min(MAX_INTEGER), end.saturating_sub(now));
             let _ = write!(standings, "{separator}\"{name}\";r={left};t={}", seconds(after));
         }
     }

@@ -58,7 +58,8 @@ use crate::queue::{ByKey, Queue};
 /// responds immediately to a larger `content-length` and to `expect: 100-continue`, and within 0.1
 /// s to gRPC calls and WebSockets over HTTP/2, whose clients read an early answer. A client that
 /// floods an HTTP/2 connection beyond these bounds still loses it; hyper's
-/// `max_local_error_reset_streams` sets how soon.
+/// `max_local_error_reset_streams` sets how soon. Over HTTP/1, a response whose request is left
+/// unread says `connection: close`.
 ///
 /// This works for axum's bodies. For those of other servers, and for bodies that another layer has
 /// wrapped, name the type with [`drain_refused`](Self::drain_refused). Under axum, a separate

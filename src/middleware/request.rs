@@ -17,9 +17,11 @@
 use std::iter;
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 
+use http::header::CONNECTION;
 use http::request::Parts;
-use http::{Extensions, Response};
+use http::{Extensions, HeaderValue, Response, Version};
 
 use super::cost::TrueCost;
 use super::rejection::{Reason, Reject, Rejection};
@@ -46,7 +48,9 @@ pub(crate) struct LimitedRequest<J> {
     /// `true` from the charge to the response: until then the charge may be refunded (S14).
     awaits_response: bool,
     lines: FoundLines,
-    /// What few requests have, boxed to keep the others small.
+    /// If the response is to count from when it is handed on (S20).
+    called_at: Option<Instant>,
+    /// Boxed, since few requests have it.
     rare: Option<Box<Rare>>,
 }
 
@@ -99,6 +103,7 @@ impl<J> LimitedRequest<J> {
             decided: Decided::Not,
             awaits_response: false,
             lines: FoundLines::None,
+            called_at: None,
             rare: None,
         }
     }
@@ -302,6 +307,9 @@ impl<J> LimitedRequest<J> {
     #[inline]
     pub(crate) fn prepare_call(&mut self, extensions: &mut Extensions) {
         let shared = &self.current.shared;
+        if shared.options.headers.ietf() {
+            self.called_at = Some(Instant::now());
+        }
         if shared.options.expose_decision {
             self.charged().cloned().map(|decision| extensions.insert(decision));
         }
@@ -336,16 +344,32 @@ impl<J> LimitedRequest<J> {
         }
     }
 
+    /// At once, whatever becomes of the response.
+    #[inline]
+    pub(crate) fn note_refused(&self, parts: &Parts) {
+        match &self.decided {
+            Decided::Refused(Reason::RateLimited(decision)) => self.report(parts, decision),
+            Decided::Refused(reason) => self.report_undecided(reason),
+            _ => {}
+        }
+    }
+
+    /// The response, this `late` after the decision. Over HTTP/1, what is unread would be taken for
+    /// the next request.
     #[inline(never)]
-    pub(crate) fn refuse<R>(&mut self, parts: &Parts) -> Response<R>
+    pub(crate) fn refuse<R>(
+        &mut self,
+        parts: &Parts,
+        late: Duration,
+        is_unread: bool,
+    ) -> Response<R>
     where
         J: Reject<R>,
     {
-        let Decided::Refused(reason) = &self.decided else { unreachable!("it was refused") };
-        match reason {
-            Reason::RateLimited(decision) => self.report(parts, decision),
-            _ => self.report_undecided(reason),
+        if let Decided::Refused(Reason::RateLimited(decision)) = &mut self.decided {
+            decision.pass_time(late);
         }
+        let Decided::Refused(reason) = &self.decided else { unreachable!("it was refused") };
         let shared = &self.current.shared;
         let governing = self.governing(reason.decision());
         let why = Rejection {
@@ -356,6 +380,9 @@ impl<J> LimitedRequest<J> {
         };
         let mut response = shared.reject.reject(parts, &why);
         why.complete(&mut response);
+        if is_unread && parts.version < Version::HTTP_2 {
+            response.headers_mut().insert(CONNECTION, const { HeaderValue::from_static("close") });
+        }
         response
     }
 
@@ -370,7 +397,12 @@ impl<J> LimitedRequest<J> {
     pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
         if let Some(decision) = self.charged() {
             let now = || self.current.shared.limits.now();
-            self.governing(Some(decision)).headers.stamp_passed(response, decision, now);
+            self.governing(Some(decision)).headers.stamp_passed(
+                response,
+                decision,
+                now,
+                self.called_at,
+            );
         }
         // The charge stands from here on, even if the response is dropped.
         self.awaits_response = false;

@@ -12,11 +12,11 @@
 use std::any::Any;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Buf;
-use http::header::{CONTENT_TYPE, EXPECT};
+use http::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Method, Version};
 use http_body::Body;
@@ -41,7 +41,7 @@ type Read<B> = fn(Pin<&mut B>, &mut Context<'_>) -> Poll<Option<u64>>;
 struct Reader<B> {
     /// The least number of bytes left, or `None` at the end of the body.
     left: fn(&B) -> Option<u64>,
-    /// A frame's length, or `None` at the end of the body.
+    /// A frame's length, or `None` at the end of the body. An error is longer than any bound.
     read: Read<B>,
 }
 
@@ -49,7 +49,8 @@ pub(crate) struct Rest<B> {
     body: Pin<Box<B>>,
     read: Read<B>,
     left: u64,
-    until: Instant,
+    since: Instant,
+    time: Duration,
     silence: Option<Sleep>,
 }
 
@@ -58,11 +59,11 @@ impl Drain {
         Self(Arc::new(Reader::<B> {
             left: |body| (!body.is_end_stream()).then(|| body.size_hint().lower()),
             read: |body, cx| {
-                let frame = ready!(body.poll_frame(cx)).and_then(Result::ok);
-                let length = |frame: http_body::Frame<B::Data>| {
-                    frame.data_ref().map_or(0, |data| data.remaining() as u64)
+                let length = |frame: Result<http_body::Frame<B::Data>, _>| match frame {
+                    Ok(frame) => frame.data_ref().map_or(0, |data| data.remaining() as u64),
+                    Err(_) => u64::MAX,
                 };
-                Poll::Ready(frame.map(length))
+                body.poll_frame(cx).map(|frame| frame.map(length))
             },
         }))
     }
@@ -71,23 +72,34 @@ impl Drain {
         drains.iter().find_map(|drain| drain.0.downcast_ref())
     }
 
-    pub(crate) fn rest<B: 'static>(drains: &[Self], parts: &Parts, body: B) -> Option<Rest<B>> {
-        let reader = Self::reader(drains)?;
+    /// If nothing is to be read, whether something is left.
+    pub(crate) fn rest<B: 'static>(
+        drains: &[Self],
+        parts: &Parts,
+        body: B,
+    ) -> Result<Rest<B>, bool> {
+        let Some(reader) = Self::reader(drains) else { return Err(announces_body(parts)) };
+        let Some(left) = (reader.left)(&body) else { return Err(false) };
         // A client that waits for `100-continue` has sent nothing. A longer upload would exceed the
         // bound and be cut off anyway.
-        let worth_it = (reader.left)(&body).is_some_and(|left| left <= MAX_BYTES)
-            && !parts.headers.contains_key(EXPECT);
-        worth_it.then(|| {
-            let time = if reads_early_answer(parts) { MAX_TIME_OF_A_CALL } else { MAX_TIME };
-            Rest {
-                body: Box::pin(body),
-                read: reader.read,
-                left: MAX_BYTES,
-                until: Instant::now() + time,
-                silence: None,
-            }
+        if left > MAX_BYTES || parts.headers.contains_key(EXPECT) {
+            return Err(true);
+        }
+        Ok(Rest {
+            body: Box::pin(body),
+            read: reader.read,
+            left: MAX_BYTES,
+            since: Instant::now(),
+            time: if reads_early_answer(parts) { MAX_TIME_OF_A_CALL } else { MAX_TIME },
+            silence: None,
         })
     }
+}
+
+/// For bodies of a type that was not named.
+fn announces_body(parts: &Parts) -> bool {
+    let length = parts.headers.get(CONTENT_LENGTH);
+    parts.headers.contains_key(TRANSFER_ENCODING) || length.is_some_and(|length| length != "0")
 }
 
 fn reads_early_answer(parts: &Parts) -> bool {
@@ -102,26 +114,31 @@ fn reads_early_answer(parts: &Parts) -> bool {
 }
 
 impl<B> Rest<B> {
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let time = self.until.saturating_duration_since(Instant::now());
+    /// Returns how long this has taken, and whether something is left.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(Duration, bool)> {
+        self.poll_read(cx).map(|is_unread| (self.since.elapsed(), is_unread))
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let time = self.time.saturating_sub(self.since.elapsed());
         if time.is_zero() {
-            return Poll::Ready(());
+            return Poll::Ready(true);
         }
         for _ in 0..MAX_FRAMES_OF_A_POLL {
             match (self.read)(self.body.as_mut(), cx) {
                 // An empty frame counts as a byte, so that endless empty frames reach the bound.
-                Poll::Ready(Some(length)) if length.max(1) < self.left => {
+                Poll::Ready(Some(length)) if length.max(1) <= self.left => {
                     self.left -= length.max(1);
                     self.silence = None;
                 }
-                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Ready(more) => return Poll::Ready(more.is_some()),
                 Poll::Pending => {
                     if self.silence.is_none() {
                         self.silence = Sleep::until(Instant::now() + MAX_SILENCE.min(time));
                     }
                     // Without a timer, reading could wait for ever.
-                    let Some(silence) = &mut self.silence else { return Poll::Ready(()) };
-                    return silence.poll(cx);
+                    let Some(silence) = &mut self.silence else { return Poll::Ready(true) };
+                    return silence.poll(cx).map(|()| true);
                 }
             }
         }

@@ -19,6 +19,7 @@ mod hang_ups;
 mod header_formats;
 mod header_keys;
 mod headers;
+mod late_responses;
 mod layer_order;
 mod memory_metrics;
 mod metrics_and_logs;

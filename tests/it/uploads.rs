@@ -29,7 +29,7 @@ use tower_http::decompression::{DecompressionBody, RequestDecompressionLayer};
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::{RequestBodyTimeoutLayer, TimeoutBody};
 
-use crate::support::{ANSWERS, Mood, client, per_minute, serve};
+use crate::support::{ANSWERS, Mood, client, get, per_minute, serve};
 
 const MIB: usize = 1 << 20;
 const UPLOAD: usize = 10 * MIB;
@@ -98,6 +98,7 @@ async fn expect_100_continue_is_refused_before_the_body_is_sent() {
         socket.write_all(head.as_bytes()).await.expect("open");
         let answer = read_answer(&mut socket).await;
         assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
     }
 }
 
@@ -109,6 +110,70 @@ async fn a_body_declared_too_long_to_read_is_refused_at_once() {
         socket.write_all(head.as_bytes()).await.expect("open");
         let answer = read_answer(&mut socket).await;
         assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
+}
+
+fn upload(body: impl Into<Body>) -> Request<Body> {
+    Request::post("/").body(body.into()).expect("a request")
+}
+
+fn declared(name: &'static str, value: &'static str, mut request: Request<Body>) -> Request<Body> {
+    request.headers_mut().insert(name, http::HeaderValue::from_static(value));
+    request
+}
+
+/// Frames, and then nothing more; or else an error.
+fn stops(is_broken: bool) -> Body {
+    let half = stream::iter([Ok::<_, std::io::Error>("half")]);
+    match is_broken {
+        true => {
+            Body::from_stream(half.chain(stream::iter([Err(std::io::ErrorKind::Other.into())])))
+        }
+        false => Body::from_stream(half.chain(stream::pending())),
+    }
+}
+
+fn endless() -> Body {
+    Body::from_stream(stream::repeat_with(|| Ok::<_, Infallible>(vec![7; MIB])))
+}
+
+/// The next request on the connection would be read from the middle of this one.
+#[tokio::test(start_paused = true)]
+async fn over_http1_a_refusal_says_that_the_connection_closes_if_the_rest_is_unread() {
+    type Case = (&'static str, fn() -> Request<Body>, bool, bool);
+    const CASES: &[Case] = &[
+        // Whether it is unread, and unread if no body is read.
+        ("none", || get("/"), false, false),
+        ("empty", || declared("content-length", "0", upload("")), false, false),
+        ("whole", || declared("content-length", "5", upload("hello")), false, true),
+        ("in chunks", || declared("transfer-encoding", "chunked", upload("hello")), false, true),
+        ("as much as is read", || upload(vec![0; 16 * MIB]), false, false),
+        ("too long", || upload(vec![0; 16 * MIB + 1]), true, false),
+        ("awaited", || declared("expect", "100-continue", upload("hello")), true, false),
+        ("awaited, but empty", || declared("expect", "100-continue", upload("")), false, false),
+        ("that stops", || upload(stops(false)), true, false),
+        ("that breaks off", || upload(stops(true)), true, false),
+        ("without an end", || upload(endless()), true, false),
+    ];
+    for mood in ANSWERS {
+        for &(what, request, unread, unread_by_nobody) in CASES {
+            for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
+                for (layer, unread) in [
+                    (per_minute(0, mood), unread),
+                    (per_minute(0, mood).drain_nothing(), unread_by_nobody),
+                ] {
+                    let mut request = request();
+                    *request.version_mut() = version;
+                    let response = layer.layer(Router::new()).oneshot(request).await;
+                    let response = response.expect("infallible");
+                    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+                    let says = response.headers().get("connection").is_some_and(|is| is == "close");
+                    let closes = unread && version < Version::HTTP_2;
+                    assert_eq!(says, closes, "a body {what}, {version:?}, {mood:?}");
+                }
+            }
+        }
     }
 }
 
