@@ -88,6 +88,7 @@ struct DecidedLine {
     shared: u8,
     /// `true` if the fallback of a store that failed decided.
     local: bool,
+    shadow: bool,
 }
 
 /// The verdict on a charge. Of several, the greatest prevails: never is later than any instant.
@@ -309,6 +310,13 @@ impl Decision {
     /// Returns whether this process decided in memory, because the store failed.
     pub fn is_local(&self) -> bool {
         self.line.local
+    }
+
+    /// Returns whether this is of a limit in [shadow mode](crate::Limit::shadow), whose refusals a
+    /// layer lets pass, as in the example of
+    /// [`on_decision`](crate::FixedWindowLayer::on_decision).
+    pub fn is_shadow(&self) -> bool {
+        self.line.shadow
     }
 
     /// Turns a refusal into an error, for use with `?`, as in [the
@@ -538,6 +546,23 @@ impl Decision {
                 states
             }
         }
+    }
+
+    /// For a response that is handed on later than this was decided (S18).
+    pub(crate) fn pass_time(&mut self, time: Duration) {
+        self.line.now = self.now_after(time);
+        if let Some(Details::Lines(lines)) = self.details.as_deref_mut() {
+            lines.all.iter_mut().flatten().for_each(|line| line.now = self.line.now);
+        }
+    }
+
+    pub(crate) fn now_after(&self, time: Duration) -> i64 {
+        self.line.now.saturating_add(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))
+    }
+
+    pub(crate) fn into_shadow(mut self) -> Self {
+        self.line.shadow = true;
+        self
     }
 
     pub(crate) fn into_local(mut self) -> Self {

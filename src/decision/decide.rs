@@ -33,6 +33,7 @@ impl Decision {
             refusing: 0,
             shared: 0,
             local: false,
+            shadow: false,
         };
         Self { line, details: None }
     }

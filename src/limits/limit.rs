@@ -1,6 +1,7 @@
 //! A [`Limit`]: quotas, with a name, a key and a cost; and what it warns of, [`NearLimit`].
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -227,7 +228,8 @@ impl Limit {
     ///
     /// [S41]: crate::guide::semantics#stores
     ///
-    /// The closure must not block, since a request waits for it. If it panics, the charge stands.
+    /// The closure must not block, since a request waits for it. If it panics, the charge stands,
+    /// and the request goes on.
     ///
     /// # Panics
     /// If the share is not 1 to 100 percent.
@@ -304,7 +306,9 @@ impl Limit {
             for (&quota, &usage) in quotas.iter().zip(decision.usage()) {
                 if usage.has_reached(percent, taken) {
                     self.scope.observe().warned();
-                    warn(&NearLimit { name, key, quota, usage, percent });
+                    let near = NearLimit { name, key, quota, usage, percent };
+                    // A panic would keep other limits from being warned of, charged or corrected.
+                    let _panicked = catch_unwind(AssertUnwindSafe(|| warn(&near)));
                 }
             }
         }

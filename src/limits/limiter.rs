@@ -321,11 +321,7 @@ impl Limiter {
             };
             peek.map(move |decision| {
                 let account = account.as_account();
-                let warn =
-                    || this.live().limit().warn(account.key(), account.quotas(), &decision, more);
-                // No request waits for this: a panic would keep the corrections of other limits
-                // from being made, and in a stream that is dropped end the process.
-                let _panicked = catch_unwind(AssertUnwindSafe(warn));
+                this.live().limit().warn(account.key(), account.quotas(), &decision, more);
             })
         };
         // The correction is made, even if the store does not answer the peek.

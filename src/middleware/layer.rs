@@ -315,10 +315,11 @@ impl<J> FixedWindowLayer<J> {
     /// ids](crate::guide::observing#your-own-ids), or to warn an account near its limit.
     ///
     /// The layer calls it once for each request, before it calls the service or responds with a
-    /// refusal, and after any waiting in a queue. In [shadow mode](crate::Limit::shadow), the
-    /// decision may refuse a request that passes. There is no decision for exempt requests, for
-    /// requests without a key, and while the store fails and nothing decides in its place (if
-    /// memory does, [`is_local`](Decision::is_local) is `true`).
+    /// refusal, and after any waiting in a queue. The decision is that of the limits that can
+    /// refuse. If all are in [shadow mode](crate::Limit::shadow), it is that of the first one
+    /// ([`is_shadow`](Decision::is_shadow)), and may refuse a request that passes. There is no
+    /// decision for exempt requests, for requests without a key, and while the store fails and
+    /// nothing decides in its place (if memory does, [`is_local`](Decision::is_local) is `true`).
     ///
     /// The closure must not block, since the request waits for it; send slow work to a channel. It
     /// does not get the key, which may be a credential: put what your app knows of the client into
@@ -333,7 +334,7 @@ impl<J> FixedWindowLayer<J> {
     /// let (sender, refused) = mpsc::channel();
     /// let layer = FixedWindowLayer::new(Quota::per_day(1).key(Key::global()));
     /// let layer = layer.on_decision(move |parts, decision| {
-    ///     if !decision.allowed() {
+    ///     if !decision.allowed() && !decision.is_shadow() {
     ///         let _ = sender.send((parts.uri.path().to_owned(), decision.limit()));
     ///     }
     /// });

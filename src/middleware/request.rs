@@ -14,6 +14,7 @@
 //!   *Aside* of these, limits in shadow mode are charged one by one once the others have passed,
 //!   and the request does not wait. If all limits are in shadow mode, the first one is the charge.
 
+use std::borrow::Cow;
 use std::iter;
 use std::mem;
 use std::sync::Arc;
@@ -268,9 +269,9 @@ impl<J> LimitedRequest<J> {
         };
         if !decision.allowed() {
             if self.is_shadow() {
-                self.report(parts, &decision);
                 self.awaits_response = true;
                 self.charge_aside(parts);
+                self.report(parts, &decision);
                 return Next::Call;
             }
             return self.refused(Reason::RateLimited(decision));
@@ -281,13 +282,13 @@ impl<J> LimitedRequest<J> {
 
     #[inline(always)]
     fn pass_charged(&mut self, parts: &Parts) -> Next {
-        // Set before hooks, which may panic.
+        // Before hooks, which may panic.
         self.awaits_response = true;
-        if let Some(decision) = self.charged() {
-            self.report(parts, decision);
-        }
         if self.rare.is_some() {
             self.charge_aside(parts);
+        }
+        if let Some(decision) = self.charged() {
+            self.report(parts, decision);
         }
         Next::Call
     }
@@ -311,7 +312,7 @@ impl<J> LimitedRequest<J> {
             self.called_at = Some(Instant::now());
         }
         if shared.options.expose_decision {
-            self.charged().cloned().map(|decision| extensions.insert(decision));
+            self.charged().map(|decision| extensions.insert(self.shown(decision).into_owned()));
         }
         if shared.marks() {
             self.mark(extensions);
@@ -477,18 +478,13 @@ impl<J> LimitedRequest<J> {
             let (charged, aside, cost) = (self.charged_of(line), aside.clone(), line.cost);
             let charge = Charge::new(charged.line.account.as_account(), cost);
             let reply = self.current.shared.limits.shared_store().charge(charge);
-            let on_decision = self.current.shared.options.on_decision.clone();
-            // Copied only if a closure of the app looks at them later.
-            let is_seen = on_decision.is_some() || charged.limiter.is_watched();
+            // Copied only if they are counted later.
+            let is_seen = charged.limiter.is_watched();
             let note = move |parts: Option<&Parts>, answer| match answer {
                 Ok(decision) => {
                     let line = (&charged.limiter, charged.line.account.as_account(), cost);
-                    // First, since a hook of the app's may panic.
                     aside.note(&charged, Decision::clone(&decision));
                     observe(&decision, 1, |_| line, true, parts);
-                    if let Some((on_decision, parts)) = on_decision.zip(parts) {
-                        on_decision(parts, &decision);
-                    }
                 }
                 Err(_) => charged.limiter.scope().observe().answered(Outcome::FailedOpen),
             };
@@ -553,7 +549,16 @@ impl<J> LimitedRequest<J> {
         let line = |place| self.charged_line(self.line(place));
         observe(decision, self.count(), line, self.is_shadow(), Some(parts));
         if let Some(on_decision) = &self.current.shared.options.on_decision {
-            on_decision(parts, decision);
+            on_decision(parts, &self.shown(decision));
+        }
+    }
+
+    /// As closures and handlers of the app see it.
+    #[inline]
+    fn shown<'a>(&self, decision: &'a Decision) -> Cow<'a, Decision> {
+        match self.is_shadow() {
+            true => Cow::Owned(decision.clone().into_shadow()),
+            false => Cow::Borrowed(decision),
         }
     }
 

@@ -1,10 +1,9 @@
 //! `.warn_at(..)`: a hook and a metric when a key has used a share of its limit.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::catch_unwind;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
-use futures_util::FutureExt;
 use http::{Request, Response};
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
@@ -319,41 +318,16 @@ async fn while_a_store_fails_each_process_warns_by_its_own_counts() {
     assert_eq!(used(&warned).len(), 2);
 }
 
-#[tokio::test]
-async fn a_hook_that_panics_loses_no_count() {
-    let panicking = || {
-        Quota::per_hour(10).name("api").key(header("x-key")).warn_at(10, |_| panic!("on purpose"))
-    };
-    let api = Limiter::new(panicking());
-    assert!(catch_unwind(AssertUnwindSafe(|| block_on(api.check("a")))).is_err());
-    assert_eq!(api.peek("a").await.expect("memory answers").used(), 1);
-
-    for mood in ANSWERS {
-        let api = panicking().store(TestStore::new(mood));
-        let layer = FixedWindowLayer::new(&api).refund_dropped();
-        let panics = AssertUnwindSafe(ask(&layer, "/", "a")).catch_unwind().await;
-        assert!(panics.is_err());
-        for _ in 0..50 {
-            tokio::task::yield_now().await;
-        }
-        // The request has ended without a response.
-        assert_eq!(api.peek(Key::secret("a")).await.expect("an answer").used(), 0, "{mood:?}");
-        let layer = FixedWindowLayer::new(&api);
-        assert!(AssertUnwindSafe(ask(&layer, "/", "a")).catch_unwind().await.is_err());
-        assert_eq!(api.peek(Key::secret("a")).await.expect("an answer").used(), 1, "{mood:?}");
-
-        // A limit in shadow mode is corrected all the same.
-        let limits = [Quota::per_hour(9).name("all").key(Key::global()), panicking().shadow()];
-        let limits = Limits::new(limits).store(TestStore::new(mood));
-        let layer = FixedWindowLayer::new(&limits).refund_dropped();
-        let _ = AssertUnwindSafe(ask(&layer, "/", "a")).catch_unwind().await;
-        for _ in 0..50 {
-            tokio::task::yield_now().await;
-        }
-        let shadow = limits.of("api").peek(Key::secret("a")).await.expect("an answer").used();
-        let all = limits.of("all").peek(Key::global()).await.expect("an answer").used();
-        assert_eq!(shadow, all, "{mood:?}");
-    }
+/// In a layer, too: see `shadow_mode`.
+#[test]
+fn a_hook_that_panics_loses_no_count_and_no_other_warning() {
+    let warned = Warned::default();
+    let quotas = Quota::per_hour(10).and(Quota::per_day(10));
+    let api = warning(quotas.name("api").warn_at(10, |_| panic!("on purpose")), 10, &warned);
+    let api = Limiter::new(api);
+    assert!(block_on(api.check("a")).expect("memory answers").allowed());
+    assert_eq!(block_on(api.peek("a")).expect("memory answers").used(), 1);
+    assert_eq!(used(&warned), [1, 1]);
 }
 
 /// However the true costs are told, of limits that are enforced or in shadow mode.
