@@ -307,7 +307,7 @@ impl Decision {
         is_too_late(windows).then(|| self.map_lines(|_, of| of.undone()))
     }
 
-    /// A line after its tokens were returned, since another one refused: a reservation becomes a
+    /// A line after its tokens were returned, since the reservation is too late: it becomes a
     /// refusal.
     pub(crate) fn undone(self) -> Self {
         match self.line.verdict {
@@ -315,6 +315,16 @@ impl Decision {
             _ if self.granted() > 0 => self.with_cost(0),
             _ => self,
         }
+    }
+
+    /// A line that would have passed, after its tokens were returned.
+    pub(crate) fn returned(self) -> Self {
+        let mut returned = self.with_cost(0);
+        returned.line.verdict = Verdict::Passed;
+        if let Some(Details::Line(details)) = returned.details.as_deref_mut() {
+            details.covered = None;
+        }
+        returned
     }
 
     /// The retry is when the reservation would have been ready.

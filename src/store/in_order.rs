@@ -134,8 +134,8 @@ impl SequentialCharge {
 
     /// Peeks at the lines that were not charged. `refusal` is that of the next line.
     async fn refuse(mut self, refusal: Decision) -> Decision {
-        let undone = |decision: &Option<Decision>| decision.clone().map(Decision::undone);
-        let mut decided: Vec<_> = self.passed.iter().map(undone).chain([Some(refusal)]).collect();
+        let returned = |decision: &Option<Decision>| decision.clone().map(Decision::returned);
+        let mut decided: Vec<_> = self.passed.iter().map(returned).chain([Some(refusal)]).collect();
         let charge = self.charge.as_charge();
         let rest = charge.each().skip(decided.len());
         let peeks = rest.map(|line| self.store.charge(line.peeking())).collect();

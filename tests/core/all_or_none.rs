@@ -5,7 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, UNIX_EPOCH};
 
 use allocation_counter::measure;
-use tower_fixed_window::store::{Account, Charge, OnStoreFailure, Remote, Scope, Store};
+use tower_fixed_window::store::{
+    Account, Adjust, Charge, OnStoreFailure, Remote, Reply, Scope, Store,
+};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
@@ -406,4 +408,60 @@ fn a_store_that_fails_stands_in_for_all_limits_or_for_none() {
         assert!(check(&here, 0).expect("memory answers").is_local());
     }
     assert!(database.calls() <= calls + 5, "the breaker opens");
+}
+
+/// The same decision, whether a store charges several limits in one step or in order.
+#[test]
+fn a_refused_reservation_names_the_limits_that_refuse_it() {
+    for used in 0..=6 {
+        for others in 0..=1 {
+            let quotas: [(&str, Quotas); 3] = [
+                ("hour", Quota::per_hour(1).reserve_up_to(5).into()),
+                ("second", Quota::per_second(1).into()),
+                ("day", Quota::per_day(3).and(Quota::per_week(9)).into()),
+            ];
+            let together = limits(quotas);
+            let memory = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
+            let in_order = Limits::new(quotas.map(|(name, of)| Limit::new(of).name(name)));
+            let in_order = in_order.store(InOrder(memory));
+            let decided = [together, in_order].map(|limits| {
+                for _ in 0..used {
+                    let _ = block_on(limits.of("hour").reserve("a", 1)).expect("memory");
+                }
+                for name in [&["second"][..], &["second", "day"]][others] {
+                    let _ = block_on(limits.of(name).check("a")).expect("memory");
+                }
+                let lines = ["hour", "second", "day"].map(|name| Line::new(name, "a", 1));
+                let refused = block_on(limits.reserve(lines)).expect("memory");
+                refused.expect_err("a second has one").decision().clone()
+            });
+            assert_eq!(decided[0], decided[1], "{used} used");
+            if used == 1 {
+                assert_eq!(decided[1].governing_limit(), "second");
+                assert_eq!(decided[1].retry_after(), Some(Duration::from_secs(1)));
+                assert!(decided[1].of("hour").is_some_and(|of| of.allowed()));
+            }
+        }
+    }
+}
+
+/// A store that charges one limit after the other.
+struct InOrder(MemoryStore);
+
+impl Store for InOrder {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.0.charge(charge)
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.0.adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.0.reset(scope, key)
+    }
+
+    fn is_shared(&self) -> bool {
+        false
+    }
 }
