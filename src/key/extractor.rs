@@ -181,6 +181,16 @@ impl MissingKey {
     pub(crate) fn is_unusable(&self) -> bool {
         matches!(self.0, Missing::Unusable(_))
     }
+
+    /// A mistake of the server. Texts that an app makes up as it runs are a kind of their own.
+    #[cold]
+    pub(crate) fn log_mistake(&self) {
+        match &self.0 {
+            Missing::Client(_) | Missing::Header(_) => {}
+            Missing::Server(Cow::Owned(_)) => observe::mistake(self),
+            _ => observe::mistake(self),
+        }
+    }
 }
 
 impl fmt::Display for MissingKey {

@@ -17,7 +17,6 @@ use super::rejection::Reason;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limits::{Limiter, Limits};
-use crate::observe;
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
 
 /// A service that reports the standing of clients in GitHub's JSON, without charging them.
@@ -89,9 +88,7 @@ fn peek(limiter: &Limiter, parts: &Parts) -> Result<Option<Reply<Decision>>, Rea
         return Ok(None);
     }
     live.limit().key.extract(parts, &mut key).map_err(|missing| {
-        if !missing.is_client() {
-            observe::mistake(&missing);
-        }
+        missing.log_mistake();
         Reason::MissingKey(missing)
     })?;
     Ok(live.plan(parts, &key).quotas().map(|quotas| {

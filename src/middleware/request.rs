@@ -30,7 +30,7 @@ use super::service::{Current, Settings, SharedSettings};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
 use crate::limits::{ChargedLine, ReceiptLine, observe};
-use crate::observe::{self, Outcome};
+use crate::observe::Outcome;
 use crate::quota::Quotas;
 use crate::store::{Account, Charge, Reply, StoreError};
 use crate::sync::Instant;
@@ -622,9 +622,7 @@ fn find_line(
 ) -> Result<FoundLines, Reason> {
     let shadow = settings.limiter.live().is_shadow();
     if let Err(missing) = settings.key.extract(parts, &mut line.key) {
-        if !missing.is_client() {
-            observe::mistake(&missing);
-        }
+        missing.log_mistake();
         if !shadow {
             return Err(Reason::MissingKey(missing));
         }

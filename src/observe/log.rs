@@ -1,8 +1,9 @@
 //! The log: `tracing`. Warnings and errors that no subscriber shows go to standard error.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::io::Write;
+use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -89,28 +90,31 @@ pub(super) fn store_is_back(scope: &str, requests: u64, after: Duration) {
 }
 
 /// Logs how to fix a mistake in the configuration, once in the life of the process.
+#[track_caller]
 pub(crate) fn mistake(fix: &impl Display) {
-    if let Some(fix) = if_new(fix) {
+    if let Some(fix) = if_new(fix, Location::caller()) {
         log!(error, fix);
     }
 }
 
 /// Logs what may be a mistake, and what to write in either case, once in the life of the process.
+#[track_caller]
 pub(crate) fn doubt(hint: &impl Display) {
-    if let Some(hint) = if_new(hint) {
+    if let Some(hint) = if_new(hint, Location::caller()) {
         log!(warn, hint);
     }
 }
 
-/// `None` if the text was logged before.
-fn if_new(text: &impl Display) -> Option<String> {
-    /// Enough for every mistake of one app; a message of changing content does not fill memory.
-    const MAX_MISTAKES: usize = 64;
-    static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// `None` if the text was logged before, or many others of its kind: those of one place in the
+/// code. A text of changing content neither fills memory nor keeps other kinds from being logged.
+fn if_new(text: &impl Display, kind: &'static Location<'static>) -> Option<String> {
+    const MAX_OF_A_KIND: usize = 16;
+    static LOGGED: Mutex<BTreeMap<&Location<'_>, BTreeSet<String>>> = Mutex::new(BTreeMap::new());
 
     let text = text.to_string();
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
-    (logged.len() < MAX_MISTAKES && logged.insert(text.clone())).then_some(text)
+    let logged = logged.entry(kind).or_default();
+    (logged.len() < MAX_OF_A_KIND && logged.insert(text.clone())).then_some(text)
 }
 
 /// The caller limits how often this is logged.

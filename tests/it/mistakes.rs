@@ -23,7 +23,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::{PeerAddr, client_ip, extension, header, peer_ip};
+use tower_fixed_window::key::{MissingKey, PeerAddr, client_ip, extension, header, peer_ip};
 use tower_fixed_window::store::{Remote, Store};
 use tower_fixed_window::{
     FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, Limiter, Limits, Line, MemoryStore,
@@ -206,6 +206,50 @@ fn true_costs_that_no_limit_takes_are_told_once() {
         });
         assert!(only_line(&log).contains(&format!("a true cost of {name}, ")), "{log:#?}");
         assert!(log[0].contains(".settled()"), "{log:#?}");
+    }
+}
+
+/// Names of models, as an app may make them up for its costs, and an extractor's own words.
+#[test]
+fn many_mistakes_of_one_kind_silence_no_other() {
+    let log = logged(async || {
+        for i in 0..100 {
+            report_cost(&format!("model-{i}")).await;
+            let own = move |_: &http::request::Parts, _: &mut Key| {
+                Err(MissingKey::server(format!("mend number {i}")))
+            };
+            let _ = ask(&limited_by(Own(own)), Request::new(Body::empty())).await;
+        }
+        let _ = ask(&limited_by(extension::<User>()), Request::new(Body::empty())).await;
+        let _ = ask(&per_minute(), Request::new(Body::empty())).await;
+    });
+    let of = |what: &str| log.iter().filter(|line| line.contains(what)).count();
+    assert_eq!((of("extension `it::mistakes::User`"), of(CONNECT_INFO)), (1, 1), "{log:#?}");
+    for kind in ["model-", "mend number "] {
+        assert!((1..20).contains(&of(kind)), "{log:#?}");
+    }
+}
+
+/// A response with a true cost that no limit takes.
+async fn report_cost(name: &str) {
+    let cost = TrueCost::of(name, 1);
+    let service = service_fn(move |_: Request<Body>| {
+        let mut response = Response::new(Body::empty());
+        response.extensions_mut().insert(cost.clone());
+        async { Ok::<_, Infallible>(response) }
+    });
+    let Ok(response) = limited_by(Key::global()).layer(service).oneshot(get("/")).await;
+    assert_eq!(response.status(), StatusCode::OK);
+}
+
+struct Own<F>(F);
+
+impl<F> KeyExtractor for Own<F>
+where
+    F: Fn(&http::request::Parts, &mut Key) -> Result<(), MissingKey> + Send + Sync + 'static,
+{
+    fn extract(&self, parts: &http::request::Parts, key: &mut Key) -> Result<(), MissingKey> {
+        (self.0)(parts, key)
     }
 }
 
