@@ -381,21 +381,18 @@ impl Limiter {
     #[cold]
     fn changed_quotas(&self, key: &Key) -> Result<Cow<'_, Quotas>, StoreError> {
         self.end_changes();
-        if let Some(own) = self.live.quotas_of(key) {
-            return Ok(Cow::Owned(own));
-        }
-        match self.generation {
-            UNKNOWN => Err(StoreError::new(
+        match self.live.quotas_for(key) {
+            (_, false) if self.generation == UNKNOWN => Err(StoreError::new(
                 "this limit's quotas differ between requests: write limiter.with_quotas(plan)",
             )),
-            _ => Ok(Cow::Owned(self.live.quotas())),
+            (quotas, _) => Ok(Cow::Owned(quotas)),
         }
     }
 
     /// Whether a plan's quotas or the key's own decide, which a correction keeps, whichever handle
     /// makes it.
     pub(crate) fn has_own_quotas(&self, key: &Key) -> bool {
-        self.live.of_a_plan || !self.is_unchanged() && self.live.quotas_of(key).is_some()
+        self.live.of_a_plan || !self.is_unchanged() && self.live.quotas_for(key).1
     }
 
     pub(crate) fn scope(&self) -> &Scope {
@@ -506,14 +503,14 @@ impl Limiter {
         until: SystemTime,
     ) {
         let (key, quotas, until) = (key.into(), quotas.into(), ms(until));
-        self.change(Change::Key, |changes| changes.set_key(key, quotas, until));
+        self.change(Change::Key, |changes| changes.keys.set(key, quotas, until));
     }
 
     /// Ends the quotas of one key's own, as in the example of
     /// [`set_key_quotas_until`](Self::set_key_quotas_until).
     pub fn clear_key_quotas(&self, key: impl Into<Key>) {
         let key = key.into();
-        self.change(Change::Key, |changes| changes.clear_key(&key));
+        self.change(Change::Key, |changes| changes.keys.clear(&key));
     }
 
     /// Returns the keys that have quotas of their own in this process, with these and until when,
@@ -521,13 +518,8 @@ impl Limiter {
     /// [`set_key_quotas_until`](Self::set_key_quotas_until).
     pub fn key_quotas(&self) -> Vec<(Key, Quotas, SystemTime)> {
         self.end_changes();
-        let own = self.live.key_quotas();
-        let own = own.iter().map(|(key, &(quotas, until))| (key.clone(), quotas, until));
-        let mut own: Vec<_> = own.collect();
-        own.sort_by(|(a, _, first), (b, _, other)| {
-            first.cmp(other).then_with(|| a.as_bytes().cmp(b.as_bytes()))
-        });
-        own.into_iter().map(|(key, quotas, until)| (key, quotas, system_time(until))).collect()
+        let own = self.live.key_quotas().into_iter();
+        own.map(|(key, quotas, until)| (key, quotas, system_time(until))).collect()
     }
 
     /// Switches [shadow mode](crate::Limit::shadow) on or off, for all layers of this limiter, as

@@ -1,6 +1,6 @@
 //! A limit with its changes at run time: [`Live`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -79,32 +79,36 @@ impl Live {
         (quotas.unwrap_or(self.limit.quotas), shadow.unwrap_or(self.limit.shadow))
     }
 
-    pub(super) fn quotas_of(&self, key: &Key) -> Option<Quotas> {
-        self.lock().as_ref()?.keys.get(key).map(|(quotas, _)| *quotas)
+    /// Returns the quotas of a key, and whether they are its own.
+    pub(super) fn quotas_for(&self, key: &Key) -> (Quotas, bool) {
+        let changes = self.lock();
+        let own = changes.as_ref().and_then(|changes| changes.keys.get(key));
+        let all = || changes.as_ref().and_then(|changes| changes.quotas.get());
+        (own.or_else(all).unwrap_or(self.limit.quotas), own.is_some())
     }
 
-    pub(super) fn key_quotas(&self) -> Arc<KeyQuotas> {
-        self.lock().as_ref().map(|changes| Arc::clone(&changes.keys)).unwrap_or_default()
+    pub(super) fn key_quotas(&self) -> Vec<(Key, Quotas, i64)> {
+        self.lock().as_ref().map(|changes| changes.keys.all()).unwrap_or_default()
     }
 
     /// Returns the quotas in force with their generation, and the plan for requests whose quotas
     /// differ.
-    pub(crate) fn in_force(&self) -> (u64, Quotas, Option<PlanFn>) {
+    pub(crate) fn in_force(self: &Arc<Self>) -> (u64, Quotas, Option<PlanFn>) {
         let (changes, plan) = (self.lock(), self.limit.plan.clone());
         let quotas = changes.as_ref().and_then(|changes| changes.quotas.get());
-        let keys =
-            changes.as_ref().map(|changes| &changes.keys).filter(|keys| !keys.is_empty()).cloned();
-        let plan = match keys {
-            None => plan,
-            Some(keys) => Some(Arc::new(move |parts: &Parts, key: &Key| match keys.get(key) {
-                Some((quotas, _)) => Some((*quotas).into()),
-                None => plan.as_ref()?(parts, key),
-            }) as PlanFn),
+        let plan = if changes.as_ref().is_some_and(|changes| !changes.keys.is_empty()) {
+            let this = Arc::clone(self);
+            Some(Arc::new(move |parts: &Parts, key: &Key| match this.quotas_for(key) {
+                (quotas, true) => Some(quotas.into()),
+                _ => plan.as_ref()?(parts, key),
+            }) as PlanFn)
+        } else {
+            plan
         };
         (self.generation(), quotas.unwrap_or(self.limit.quotas), plan)
     }
 
-    pub(crate) fn plan(&self, parts: &Parts, key: &Key) -> Plan {
+    pub(crate) fn plan(self: &Arc<Self>, parts: &Parts, key: &Key) -> Plan {
         let (_, quotas, plan) = self.in_force();
         plan.and_then(|plan| plan(parts, key)).unwrap_or(quotas.into())
     }
@@ -113,8 +117,9 @@ impl Live {
     pub(super) fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) -> Option<i64> {
         let mut changes = self.lock();
         let changes = changes.get_or_insert_default();
+        let before = changes.keys.is_empty();
         change(changes);
-        self.publish(changes, of != Change::Shadow);
+        self.publish(changes, of == Change::Quotas || changes.keys.is_empty() != before);
         changes.last_end(of)
     }
 
@@ -126,8 +131,10 @@ impl Live {
     pub(super) fn end(&self, now: i64) -> Vec<(Change, Option<i64>)> {
         let mut changes = self.lock();
         let Some(changes) = &mut *changes else { return Vec::new() };
+        let before = changes.keys.is_empty();
         let ended = changes.end(now);
-        self.publish(changes, ended.iter().any(|of| *of != Change::Shadow));
+        let quotas = ended.contains(&Change::Quotas) || changes.keys.is_empty() != before;
+        self.publish(changes, quotas);
         ended.into_iter().map(|of| (of, changes.last_end(of))).collect()
     }
 
@@ -158,16 +165,77 @@ impl Live {
     }
 }
 
-pub(super) type KeyQuotas = HashMap<Key, (Quotas, i64), RandomState>;
-
 /// Instants are in milliseconds.
 #[derive(Default)]
 pub(super) struct Changes {
     count: u64,
     pub(super) quotas: Changed<Quotas>,
     pub(super) shadow: Changed<bool>,
-    /// Shared with requests in flight.
-    keys: Arc<KeyQuotas>,
+    pub(super) keys: KeyQuotas,
+}
+
+/// The quotas of keys of their own. To set, to look up and to end one takes about as long for any
+/// number of them.
+#[derive(Default)]
+pub(super) struct KeyQuotas {
+    own: HashMap<Key, (Quotas, End), RandomState>,
+    ends: BTreeMap<End, Key>,
+    set: u64,
+    /// If more have ended than were removed: until when.
+    ended: Option<i64>,
+}
+
+/// The instant, and how many were set before.
+type End = (i64, u64);
+
+impl KeyQuotas {
+    fn get(&self, key: &Key) -> Option<Quotas> {
+        let (quotas, (until, _)) = self.own.get(key)?;
+        self.ended.is_none_or(|ended| *until > ended).then_some(*quotas)
+    }
+
+    /// The first to end first.
+    fn all(&self) -> Vec<(Key, Quotas, i64)> {
+        let own = |(end, key): (&End, &Key)| Some((key.clone(), self.get(key)?, end.0));
+        self.ends.iter().filter_map(own).collect()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.own.is_empty()
+    }
+
+    pub(super) fn set(&mut self, key: Key, quotas: Quotas, until: i64) {
+        self.set += 1;
+        let end = (until, self.set);
+        if let Some((_, before)) = self.own.insert(key.clone(), (quotas, end)) {
+            self.ends.remove(&before);
+        }
+        self.ends.insert(end, key);
+    }
+
+    pub(super) fn clear(&mut self, key: &Key) {
+        if let Some((_, end)) = self.own.remove(key) {
+            self.ends.remove(&end);
+        }
+    }
+
+    /// Returns how many were removed: not all at once, since a request waits for this.
+    fn end(&mut self, now: i64) -> usize {
+        const MOST: usize = 64;
+
+        let is_due = |end: &End| end.0 <= now;
+        for removed in 0..MOST {
+            match self.ends.first_entry().filter(|first| is_due(first.key())) {
+                Some(first) => _ = self.own.remove(&first.remove()),
+                None => {
+                    self.ended = None;
+                    return removed;
+                }
+            }
+        }
+        self.ended = Some(now);
+        MOST
+    }
 }
 
 pub(super) struct Changed<T> {
@@ -205,16 +273,6 @@ impl<T: Copy> Changed<T> {
 }
 
 impl Changes {
-    pub(super) fn set_key(&mut self, key: Key, quotas: Quotas, until: i64) {
-        Arc::make_mut(&mut self.keys).insert(key, (quotas, until));
-    }
-
-    pub(super) fn clear_key(&mut self, key: &Key) {
-        if self.keys.contains_key(key) {
-            Arc::make_mut(&mut self.keys).remove(key);
-        }
-    }
-
     fn has_no_quotas(&self) -> bool {
         self.quotas.get().is_none() && self.keys.is_empty()
     }
@@ -227,24 +285,20 @@ impl Changes {
         if self.shadow.end(now) {
             ended.push(Change::Shadow);
         }
-        let before = self.keys.len();
-        if self.keys.values().any(|(_, until)| *until <= now) {
-            Arc::make_mut(&mut self.keys).retain(|_, (_, until)| *until > now);
-        }
-        ended.extend((self.keys.len()..before).map(|_| Change::Key));
+        ended.extend((0..self.keys.end(now)).map(|_| Change::Key));
         ended
     }
 
     fn next_end(&self) -> i64 {
-        let keys = self.keys.values().map(|(_, until)| *until);
-        keys.chain(self.quotas.until()).chain(self.shadow.until()).min().unwrap_or(NEVER)
+        let key = self.keys.ends.keys().next().map(|(until, _)| *until);
+        [key, self.quotas.until(), self.shadow.until()].into_iter().flatten().min().unwrap_or(NEVER)
     }
 
     fn last_end(&self, of: Change) -> Option<i64> {
         match of {
             Change::Quotas => self.quotas.until(),
             Change::Shadow => self.shadow.until(),
-            Change::Key => self.keys.values().map(|(_, until)| *until).max(),
+            Change::Key => self.keys.ends.keys().next_back().map(|(until, _)| *until),
         }
     }
 }

@@ -383,3 +383,39 @@ fn shadow_mode_for_good_goes_to_another_store() {
         assert_eq!(ask(&FixedWindowLayer::new(&moved), Request::get("/")).status(), status);
     }
 }
+
+/// As many as an app may have: with a scan of all for each one, this test runs for minutes.
+#[test]
+fn tens_of_thousands_of_keys_have_quotas_of_their_own() {
+    const MANY: u64 = 20_000;
+
+    let (store, clock) = store();
+    let api = Limit::new(Quota::per_day(1)).name("api").store(store);
+    let layer = FixedWindowLayer::new(&api);
+    let limit = |key: u64| block_on(api.peek(key)).expect("memory").limit();
+    for key in 0..MANY {
+        api.set_key_quotas_until(key, Quota::per_day(5), in_an_hour());
+        api.set_key_quotas_until(MANY + key, Quota::per_day(7), in_an_hour() + HOUR);
+        // The request holds the quotas in force.
+        let _ = ask(&layer, Request::get("/"));
+    }
+    for key in (0..MANY).step_by(1_000) {
+        assert_eq!((limit(key), limit(MANY + key)), (5, 7));
+    }
+    clock.advance(HOUR);
+    // All have ended with the first look, though they are removed a few at a time.
+    for key in (0..MANY).rev().step_by(1_000) {
+        assert_eq!((limit(key), limit(MANY + key)), (1, 7));
+    }
+    let listed = api.key_quotas();
+    assert!(listed.iter().all(|(_, _, until)| *until == in_an_hour() + HOUR));
+    assert_eq!(listed.len() as u64, MANY);
+    // Nothing that has ended comes back with the clock.
+    clock.set_ms(NOW_MS);
+    assert_eq!((limit(MANY - 1), limit(0)), (1, 1));
+    clock.advance(HOUR);
+    (0..MANY).for_each(|key| assert_eq!(limit(key), 1));
+    (0..MANY).for_each(|key| api.clear_key_quotas(MANY + key));
+    assert!(api.key_quotas().is_empty());
+    assert_eq!(limit(MANY), 1);
+}
