@@ -8,6 +8,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Seek};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -127,8 +128,8 @@ impl MemoryStore {
     }
 
     /// Has [`saved_to`](Self::saved_to) fail if the file is of another version, damaged, or not a
-    /// file of counts. By default, it is renamed to `.broken`, the log has the reason, and the
-    /// store starts empty.
+    /// file of counts. By default, it is renamed to `.broken` or, if there is one, `.broken-1`, the
+    /// log has the reason, and the store starts empty.
     ///
     /// # Panics
     /// If the store was cloned, or has a file already.
@@ -272,7 +273,13 @@ impl LockedFile {
     }
 
     fn set_aside(&self) -> io::Result<PathBuf> {
-        let aside = with_suffix(&self.path, ".broken");
+        let name = |others| match others {
+            0 => with_suffix(&self.path, ".broken"),
+            _ => with_suffix(&self.path, &format!(".broken-{others}")),
+        };
+        // An earlier one may be all that is left of its counts.
+        let is_free = |path: &PathBuf| fs::symlink_metadata(path).is_err();
+        let aside = (0..).map(name).find(is_free).expect("a name is free");
         let renamed = fs::rename(&self.path, &aside);
         renamed.map(|()| aside).map_err(|error| explain("rename", &self.path, error))
     }
@@ -282,7 +289,9 @@ impl LockedFile {
     /// reaches the disk.
     fn replace(&mut self, write: impl FnOnce(&mut File) -> io::Result<u64>) -> io::Result<u64> {
         let new = with_suffix(&self.path, ".new");
-        let written = self.write(&new, write);
+        let written = catch_unwind(AssertUnwindSafe(|| self.write(&new, write)));
+        let written =
+            written.unwrap_or_else(|_| Err(io::Error::other("the store's clock panicked")));
         if !matches!(written, Ok((_, true))) {
             let _ = fs::remove_file(&new);
         }

@@ -6,9 +6,11 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tower_fixed_window::{Limit, ManualClock, MemoryStore, Quota};
+use tower_fixed_window::{Clock, Limit, ManualClock, MemoryStore, Quota};
 
 use super::{Deploys, MINUTE_MS, NOW_MS, folder, used};
 use crate::answer;
@@ -351,4 +353,53 @@ fn what_a_killed_process_left_is_named_if_it_can_not_be_removed() {
     let error = store.save().expect_err("a folder is in the way");
     assert_ne!(error.kind(), ErrorKind::AlreadyExists, "{error}");
     assert!(error.to_string().contains("can't replace"), "{error}");
+}
+
+#[test]
+fn a_broken_file_takes_no_name_that_an_earlier_one_has() {
+    let deploys = Deploys::new();
+    for content in ["first", "second", "third"] {
+        fs::write(deploys.path(), content).expect("written");
+        drop(deploys.open());
+    }
+    for (name, content) in
+        [("counts.broken", "first"), ("counts.broken-1", "second"), ("counts.broken-2", "third")]
+    {
+        assert_eq!(fs::read_to_string(deploys.folder.path().join(name)).expect("kept"), content);
+    }
+}
+
+/// While the flag is set, it panics.
+#[derive(Clone, Default)]
+struct BrokenClock(Arc<AtomicBool>);
+
+impl Clock for BrokenClock {
+    fn now_ms(&self) -> u64 {
+        assert!(!self.0.load(Ordering::SeqCst), "on purpose");
+        NOW_MS
+    }
+}
+
+#[test]
+fn the_thread_that_saves_outlives_a_clock_that_panics() {
+    let (folder, clock) = (folder(), BrokenClock::default());
+    let path = folder.path().join("counts");
+    let open = || {
+        let store = MemoryStore::with_max_keys(1_000).clock(clock.clone());
+        store.saved_to(&path, Duration::MAX).expect("the file opens")
+    };
+    let store = open();
+    let limiter = Quota::per_hour(9).name("api").store(store.clone());
+    assert!(answer(limiter.check("alice")).allowed());
+    for _ in 0..2 {
+        clock.0.store(true, Ordering::SeqCst);
+        let error = store.save().expect_err("the clock panics");
+        assert!(error.to_string().contains("clock"), "{error}");
+        assert!(!folder.path().join("counts.new").exists());
+        clock.0.store(false, Ordering::SeqCst);
+        store.save().expect("it works again");
+        assert!(answer(limiter.check("alice")).allowed());
+    }
+    drop((store, limiter));
+    assert_eq!(used(&Quota::per_hour(9).name("api").store(open()), "alice"), [3], "the last save");
 }
