@@ -163,12 +163,12 @@ pub async fn replay<S: Store>(
 
 impl Trace {
     /// The steps that got the wrong answer.
-    async fn replay(&self, mut limiter: Limiter, clock: &ManualClock) -> Vec<(usize, String)> {
+    async fn replay(&self, limiter: Limiter, clock: &ManualClock) -> Vec<(usize, String)> {
         let mut wrong = Vec::new();
         let mut receipts: Vec<Option<Receipt>> = self.steps.iter().map(|_| None).collect();
         for (i, step) in self.steps.iter().enumerate() {
             clock.set_ms(step.at_ms);
-            let what = match step.take(i, &mut limiter, &mut receipts).await {
+            let what = match step.take(i, &limiter, &mut receipts).await {
                 Ok(decision) if Expect::of(&decision) == step.expect => continue,
                 Ok(decision) => {
                     format!("expected {:?}, got {:?}", step.expect, Expect::of(&decision))
@@ -192,7 +192,7 @@ impl Step {
     async fn take(
         &self,
         i: usize,
-        limiter: &mut Limiter,
+        limiter: &Limiter,
         receipts: &mut [Option<Receipt>],
     ) -> Result<Decision, StoreError> {
         let charged = match &self.op {
@@ -221,7 +221,7 @@ impl Step {
                 let mut new =
                     old.as_ref().iter().zip(limits).map(|(quota, limit)| quota.with_limit(*limit));
                 let first = Quotas::from(new.next().expect("a quota"));
-                *limiter = limiter.with_quotas(new.fold(first, Quotas::and));
+                limiter.set_quotas(new.fold(first, Quotas::and));
                 return peek(limiter, 0).await;
             }
         };

@@ -541,3 +541,29 @@ fn a_report_says_what_a_trace_is_about() {
     let text = report.to_string();
     assert!(text.starts_with("one a minute (X1, step 0): expected "), "{text}");
 }
+
+/// As `Limiter::set_quotas` changes them: a charge under the limits before is corrected under those
+/// after.
+#[test]
+fn a_trace_corrects_a_charge_under_the_limits_that_it_has_changed() {
+    let step = |at: u64, op: &str, remaining: u64, used: u64, reset: u64| {
+        format!(
+            r#"{{"at_ms":{at},{op},"expect":{{"allowed":true,"remaining":[{remaining}],"used":[{used}],
+            "reset_ms":[{reset}]}}}}"#
+        )
+    };
+    let steps = [
+        step(0, r#""op":"limits","limits":[10]"#, 10, 0, 1_000),
+        step(0, r#""op":"charge","cost":5"#, 5, 5, 1_000),
+        step(0, r#""op":"limits","limits":[4]"#, 0, 5, 1_000),
+        // Three more than a window grants now: the one after begins with as many.
+        step(0, r#""op":"settle","of":1,"actual":7"#, 0, 7, 1_000),
+        step(1_000, r#""op":"peek","cost":0"#, 1, 3, 2_000),
+    ];
+    let quotas = r#"[{"limit":3,"window_ms":1000}]"#;
+    let trace = format!(r#"{{"id":"L1","quotas":{quotas},"steps":[{}]}}"#, steps.join(","));
+    let file = format!(r#"{{"traces":[{trace}]}}"#);
+    let report = block_on(replay(&file, |clock| MemoryStore::new().clock(clock))).expect("a file");
+    assert!(report.failures.is_empty(), "{report}");
+    assert_eq!(report.passed, 1);
+}
