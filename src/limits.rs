@@ -1,4 +1,4 @@
-//! Limits that are charged together, without HTTP: [`Limits`].
+//! Limits that are charged together: [`Limits`].
 //!
 //! `limit` is what a user sets, `limiter` a handle of one limit, `live` its changes while it runs.
 //! `observer` reports each charge, also to warnings and to counts of refused keys: a limit without

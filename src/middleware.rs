@@ -12,7 +12,7 @@
 //! ```
 //!
 //! - The *layer* has the options. Its *service* has what requests need, once for each thread, so
-//!   that threads share no memory that they write: the quotas in force, and headers made of these
+//!   that threads seldom write to the same memory: the quotas in force, and headers made of these
 //!   alone.
 //! - The *future* owns the service that was made ready, the request's parts and its body. It only
 //!   calls, waits and reads; the *limited request* knows what was taken and what is returned.

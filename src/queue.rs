@@ -42,6 +42,7 @@ use crate::decision::MAX_LIMITS;
 use crate::key::Key;
 use crate::limits::Limits;
 use crate::quota::{Quota, Quotas};
+use crate::store::AnyStore;
 use crate::sync::{self, Instant, Mutex};
 
 mod place;
@@ -59,9 +60,11 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Whether other nodes charge the same keys. All limits count in one store.
+    /// Returns whether other nodes charge the same keys. All limits count in one store. A memory
+    /// with a file is shared with later processes only.
     fn is_shared(&self) -> bool {
-        self.limits.limiters()[0].is_shared()
+        let store = self.limits.shared_store();
+        store.is_shared() && !matches!(store, AnyStore::Memory(_))
     }
 
     fn is_closed(&self) -> bool {

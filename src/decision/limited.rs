@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use super::{Decision, Verdict};
+use crate::observe;
 use crate::quota::{Periods, Quota, Quotas, Span};
 use crate::window::Window;
 
@@ -54,7 +55,7 @@ pub(crate) struct Label {
 pub(crate) struct LimitName(Option<&'static &'static str>);
 
 impl LimitName {
-    /// Limits beyond the most have no name in decisions.
+    /// Limits beyond the most have no name in decisions, and the log says so.
     pub(crate) fn of(name: &str) -> Self {
         /// In some 5 MB.
         const MOST: usize = 65_535;
@@ -68,7 +69,15 @@ impl LimitName {
             let name = Box::leak(Box::new(&*String::from(name).leak()));
             names.insert(name, name);
         }
-        Self(names.get(name).copied())
+        let found = names.get(name).copied();
+        drop(names);
+        if found.is_none() {
+            observe::mistake(&format_args!(
+                "this process has made limits of more than {MOST} names, and decisions don't have \
+                 those of later ones: name a limit after what it limits, not after its clients"
+            ));
+        }
+        Self(found)
     }
 
     pub(crate) fn text(self) -> &'static str {

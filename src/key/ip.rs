@@ -108,12 +108,19 @@ pub(super) fn peer(parts: &Parts) -> Result<IpAddr, MissingKey> {
             return Ok(info.0.ip());
         }
     }
-    Err(MissingKey::server(if is_grpc(parts) { NO_PEER_GRPC } else { NO_PEER }))
+    Err(MissingKey::server(if grpc(parts).is_some() { NO_PEER_GRPC } else { NO_PEER }))
 }
 
-fn is_grpc(parts: &Parts) -> bool {
-    let content_type = parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-    content_type.is_some_and(|value| value.starts_with(b"application/grpc"))
+/// The content type of a gRPC call, and whether it is one of gRPC-web.
+pub(crate) fn grpc(parts: &Parts) -> Option<(&HeaderValue, bool)> {
+    const GRPC: &[u8] = b"application/grpc";
+    const WEB: &[u8] = b"-web";
+
+    let value = parts.headers.get(CONTENT_TYPE)?;
+    let (kind, rest) = value.as_bytes().split_at_checked(GRPC.len())?;
+    let is_web = rest.get(..WEB.len()).is_some_and(|rest| rest.eq_ignore_ascii_case(WEB));
+    let is_grpc = is_web || matches!(rest.first(), None | Some(b'+' | b';' | b' '));
+    (kind.eq_ignore_ascii_case(GRPC) && is_grpc).then_some((value, is_web))
 }
 
 macro_rules! no_peer {

@@ -389,8 +389,8 @@ impl Limiter {
         }
     }
 
-    /// Whether a plan's quotas or the key's own decide, which a correction keeps, whichever handle
-    /// makes it.
+    /// Returns whether a plan's quotas or the key's own decide, which a correction keeps, whichever
+    /// handle makes it.
     pub(crate) fn has_own_quotas(&self, key: &Key) -> bool {
         self.live.of_a_plan || !self.is_unchanged() && self.live.quotas_for(key).1
     }
@@ -443,10 +443,11 @@ impl Limiter {
         self.live.quotas()
     }
 
-    /// Changes the quotas, from the next charge on, for all clones and all layers of this limiter,
-    /// as in the example of [`set_quotas_until`](Self::set_quotas_until). A raised or lowered limit
-    /// also applies to what is counted already, and leaves no debt for the next window. Another
-    /// window or anchor is another counter. A limit by plan keeps the quotas of its closure.
+    /// Changes the quotas, from the next charge on, for all clones and all layers of this limiter.
+    /// [`set_key_quotas_until`](Self::set_key_quotas_until) has an example, for one key. A raised
+    /// or lowered limit also applies to what is counted already, and leaves no debt for the next
+    /// window. Another window or anchor is another counter. A limit by plan keeps the quotas of its
+    /// closure.
     pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
         let quotas = quotas.into();
         if self.has_no_plan() {
@@ -457,7 +458,7 @@ impl Limiter {
     /// Changes the quotas until an instant, by the store's clock ([`Store::now_ms`]). From then on,
     /// the former quotas hold again, without a further call. A later change replaces this one, and
     /// an instant in the past ends it at once. A limit by plan keeps the quotas of its closure.
-    /// The example of [`set_key_quotas_until`](Self::set_key_quotas_until) is of one key.
+    /// [`set_key_quotas_until`](Self::set_key_quotas_until) has an example, for one key.
     ///
     /// [`Store::now_ms`]: crate::store::Store::now_ms
     pub fn set_quotas_until(&self, quotas: impl Into<Quotas>, until: SystemTime) {

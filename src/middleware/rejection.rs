@@ -14,7 +14,7 @@ use super::headers::{
     put_failure_headers, retry_after_secs,
 };
 use crate::decision::{Decision, RateLimited};
-use crate::key::MissingKey;
+use crate::key::{MissingKey, grpc};
 use crate::limits::Limiter;
 use crate::store::StoreError;
 
@@ -354,7 +354,7 @@ impl<B: Default> Reject<B> for Grpc {
                 _ => message.push(byte.into()),
             }
         }
-        let asked = parts.headers.get(CONTENT_TYPE).filter(|asked| is_grpc_web(asked));
+        let asked = grpc(parts).filter(|(_, web)| *web).map(|(asked, _)| asked);
         let mut response = why.stamped(B::default(), asked.or(Some(&GRPC)));
         *response.status_mut() = StatusCode::OK;
         let headers = response.headers_mut();
@@ -364,11 +364,6 @@ impl<B: Default> Reject<B> for Grpc {
         headers.extend(HeaderValue::try_from(message).ok().map(|message| (message_name, message)));
         response
     }
-}
-
-fn is_grpc_web(content_type: &HeaderValue) -> bool {
-    const PREFIX: &[u8] = b"application/grpc-web";
-    content_type.as_bytes().get(..PREFIX.len()).is_some_and(|t| t.eq_ignore_ascii_case(PREFIX))
 }
 
 #[diagnostic::do_not_recommend]
@@ -448,7 +443,7 @@ impl Limiter {
         let prepared = PreparedHeaders::new(headers, self.name(), 0);
         let mut response = Response::new(());
         if decision.allowed() {
-            prepared.stamp_passed(&mut response, decision, || decision.now_ms());
+            prepared.stamp_passed(&mut response, decision, || decision.now_ms(), None);
         } else {
             prepared.stamp_refused(&mut response, decision);
         }

@@ -179,8 +179,8 @@ impl Settings {
     }
 }
 
-/// A [`Current`] for each thread that can run at a time: requests on different threads share no
-/// memory that they write, such as reference counts and prepared header values.
+/// A [`Current`] for each thread that can run at a time, with reference counts and prepared header
+/// values of its own, so that threads seldom write to the same memory.
 pub(crate) struct Lanes<J> {
     shared: Arc<SharedSettings<J>>,
     lanes: Box<[Lane<J>]>,

@@ -21,6 +21,7 @@ use http::request::Parts;
 use http::{Method, Version};
 use http_body::Body;
 
+use crate::key::grpc;
 use crate::sync::{Instant, Sleep};
 
 /// The most bytes that are read. Beyond that, the 429 is not worth the traffic.
@@ -103,12 +104,7 @@ fn announces_body(parts: &Parts) -> bool {
 }
 
 fn reads_early_answer(parts: &Parts) -> bool {
-    const GRPC: &[u8] = b"application/grpc";
-    let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
-    let is_grpc = content_type.is_some_and(|value| match value.split_at_checked(GRPC.len()) {
-        Some((kind, rest)) => kind.eq_ignore_ascii_case(GRPC) && rest.first() != Some(&b'-'),
-        None => false,
-    });
+    let is_grpc = grpc(parts).is_some_and(|(_, web)| !web);
     // Not a call over HTTP/1, nor gRPC-web, which has requests of one message.
     parts.version >= Version::HTTP_2 && (is_grpc || parts.method == Method::CONNECT)
 }

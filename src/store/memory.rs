@@ -65,8 +65,9 @@ const MINUTE: i64 = 60_000;
 /// 0.6 kB for each of the 256 shards of a million entries, then about 35 to 70 bytes per key.
 ///
 /// A shard's table doubles when a key finds no room in it: in a store of a million, that request
-/// and others with keys in the shard wait for about 0.1 ms. Other charges of one or two quotas
-/// allocate nothing; of more, the list of standings in the [`Decision`]. For resets, the store
+/// and others with keys in the shard wait for about 0.1 ms. Other charges of one limit with one or
+/// two quotas allocate nothing but a key of more than 38 bytes; those of more quotas or limits, the
+/// list of standings in the [`Decision`]. For resets, the store
 /// keeps the windows that each name is charged under: a few hundred bytes, and at most 0.3 MB for
 /// 1,024 of them. Beyond that, a reset is an error.
 ///
