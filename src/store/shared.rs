@@ -119,7 +119,7 @@ pub trait Counters: Send + Sync + 'static {
     fn reset(&self, scope: &str, key: &Key) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
 
-/// What identifies a row of [`Counters`]. Limits are no part of it: they may change while a counter
+/// The identity of a row of [`Counters`]. Limits are no part of it: they may change while a counter
 /// runs.
 ///
 /// ```
@@ -150,9 +150,9 @@ pub struct Write {
     pub counter: CounterId,
     /// The quota of the last charge, for columns that people read, such as the limit.
     pub quota: Quota,
-    /// What was read: the row must be equal in all columns, or absent if this is `None`.
+    /// The row as it was read: it must be equal in all columns, or absent if this is `None`.
     pub had: Option<State>,
-    /// What to write.
+    /// The new state.
     pub state: State,
 }
 

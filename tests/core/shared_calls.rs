@@ -123,7 +123,8 @@ impl Counters for Table {
             let is_new = self.writing.lock().expect("no panic").insert(write.counter.clone());
             // One that is not answered for long is given up.
             assert!(is_new || self.fails, "two calls of a handle meet at a counter");
-            assert!(write.state.used <= write.quota.limit() as i64, "above the limit");
+            let passes = write.state.used <= write.quota.limit() as i64;
+            assert!(passes || self.chance.is_none(), "above the limit");
         }
         let swap = |rows: &mut Rows, group: &Vec<Write>| {
             let is_unchanged = |write: &Write| rows.get(&write.counter).copied() == write.had;
@@ -148,8 +149,11 @@ impl Counters for Table {
     }
 }
 
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime")
+/// On a paused clock: a job that waits for ever fails at once.
+fn run(job: impl Future<Output = ()>) {
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build();
+    let job = async { timeout(Duration::from_secs(3_600), job).await.expect("it ends") };
+    runtime.expect("a runtime").block_on(job);
 }
 
 /// Charges a key of the scope `one`, of 5 in a minute, and returns whether it passed.
@@ -178,7 +182,7 @@ fn a_table_passes_the_suite() {
 
 #[test]
 fn equal_charges_share_a_read_and_a_write() {
-    runtime().block_on(async {
+    run(async {
         let table = Table::held_up();
         let store = Shared::around(table.clone());
         let ask = || {
@@ -204,7 +208,7 @@ fn equal_charges_share_a_read_and_a_write() {
 
 #[test]
 fn other_keys_pass_one_whose_call_stands_still() {
-    runtime().block_on(async {
+    run(async {
         let table = Table::held_up();
         let store = Shared::around(table.clone());
         let stuck = tokio::spawn({
@@ -232,7 +236,7 @@ fn other_keys_pass_one_whose_call_stands_still() {
 
 #[test]
 fn a_charge_that_is_dropped_before_it_is_written_is_not_made() {
-    runtime().block_on(async {
+    run(async {
         let table = Table::held_up();
         let store = Shared::around(table.clone());
         let ask = |key| {
@@ -256,7 +260,7 @@ fn a_charge_that_is_dropped_before_it_is_written_is_not_made() {
 
 #[test]
 fn a_call_that_is_never_answered_keeps_no_counter() {
-    runtime().block_on(async {
+    run(async {
         let table = Table::held_up();
         let store = Shared::around(table.clone());
         for _ in 0..3 {
@@ -284,7 +288,7 @@ fn a_runtime_that_ends_takes_only_its_own_calls_with_it() {
         ending.shutdown_background();
     }
     table.let_through(100);
-    runtime().block_on(async {
+    run(async {
         for expected in [true, true, true, true, true, false] {
             assert_eq!(charge(&store, 1).await.expect("an answer"), expected);
         }
@@ -321,7 +325,7 @@ impl Counters for Forgetful {
 
 #[test]
 fn a_table_that_never_finds_what_it_has_read_is_not_asked_for_ever() {
-    runtime().block_on(async {
+    run(async {
         let table = Table::new(ManualClock::at_ms(NOW));
         let store = Shared::around(Forgetful(table.clone()));
         let error = charge(&store, 1).await.expect_err("it can't be written");
@@ -373,8 +377,7 @@ impl World {
     async fn caller(self: Arc<Self>, store: Shared, mut chance: fastrand::Rng) {
         for _ in 0..12 {
             let (key, cost) = (chance.u64(0..3), chance.u64(1..4));
-            // One limit, or two that are always charged together.
-            let charged: &[usize] = if chance.bool() { &[0] } else { &[1, 2] };
+            let charged = [&[0_usize][..], &[1, 2], &[2]][chance.usize(0..3)];
             let of = Key::from(key);
             let account = |scope: &usize| {
                 let (scope, quotas) = &self.scopes[*scope];
@@ -395,7 +398,7 @@ impl World {
                 continue;
             }
             self.note(charged, key, cost as i64, cost as i64);
-            if charged.len() == 1 && chance.u8(0..4) == 0 {
+            if charged == [0] && chance.u8(0..4) == 0 {
                 let refund = Adjust::refund(account(&0), cost, &decision);
                 match self.wait(&mut chance, store.adjust(refund)).await {
                     Some(()) => self.note(charged, key, -(cost as i64), -(cost as i64)),
@@ -420,7 +423,7 @@ fn random_program(seed: u64) {
     let scopes = [scope("one", limit), scope("two", limit + 1), scope("three", limit + 2)];
     let world = Arc::new(World { scopes, taken: Mutex::default(), fails });
     let stores = [table.other_handle(), table.clone()].map(Shared::around);
-    runtime().block_on(async {
+    run(async {
         let caller = |i: usize| {
             let (world, store) = (Arc::clone(&world), stores[i % 2].clone());
             tokio::spawn(world.caller(store, chance.fork()))
@@ -442,17 +445,15 @@ fn random_program(seed: u64) {
             let used = used(scope, key);
             assert!((least..=most).contains(&used), "{used} of {least} to {most}");
         }
-        for key in 0..3 {
-            assert_eq!(used(1, key), used(2, key), "both limits were charged, or none");
-        }
         // No counter is kept from later charges.
         for (key, store) in (0..3).flat_map(|key| stores.iter().map(move |store| (key, store))) {
+            let once = || timeout(Duration::from_millis(250), charge(store, key));
             let asked = timeout(Duration::from_secs(60), async {
-                while charge(store, key).await.is_err() {
+                while !matches!(once().await, Ok(Ok(_))) {
                     sleep(Duration::from_millis(10)).await;
                 }
             });
-            assert!(asked.await.is_ok() || fails, "nobody has it, and it isn't answered");
+            assert!(asked.await.is_ok(), "no call has it, and it isn't answered");
         }
     });
 }

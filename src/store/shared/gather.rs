@@ -8,7 +8,7 @@
 //! So questions about a counter wait while a call has it, and are in the next one together.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::future::{Future, poll_fn};
+use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -17,13 +17,13 @@ use std::time::Duration;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::AnyTable;
 use super::step::Asked;
 use crate::decision::Decision;
 use crate::store::reply::StoreError;
-use crate::sync::{self, AtEnd};
+use crate::sync::{self, AtEnd, Sleep};
 
 /// Yields of a sender before it sends. tokio returns to it after some sixty tasks, and callers that
 /// were just answered should have the chance to ask again.
@@ -35,7 +35,7 @@ const MAX_COUNTERS: usize = 128;
 const MAX_QUESTIONS: usize = 1_024;
 /// In flight at any distance: with one, the server would be idle while its answer travels.
 const MIN_CALLS: usize = 2;
-/// One more call may be in flight for each such part of the time that a call takes.
+/// Each such part of the time that a call takes lets one more call be in flight.
 const INTERVAL: Duration = Duration::from_micros(50);
 /// Before that time is known.
 const UNMEASURED: usize = 1_024;
@@ -78,7 +78,11 @@ impl WaitingQuestion {
             for waiting in batch {
                 waiting.reply.closed().await;
             }
-            sleep(PATIENCE).await;
+            match Sleep::until(Instant::now() + PATIENCE) {
+                Some(mut sleep) => poll_fn(|cx| sleep.poll(cx)).await,
+                // Without timers, nothing else has a deadline either.
+                None => pending().await,
+            }
         };
         let (mut call, mut all_left) = (pin!(call), pin!(all_left));
         poll_fn(|cx| match call.as_mut().poll(cx) {
@@ -184,7 +188,7 @@ impl Gathering {
             if let Some(took) = took {
                 sync::lock(&this.queue).note_time(Instant::now(), took);
             }
-            // What waited for this call comes after what it has to ask again.
+            // Questions that waited for this call come after those that it has to ask again.
             drop(in_flight);
             this.change_queue(|queue| queue.push_again(again));
         }
@@ -295,7 +299,7 @@ impl Backlog {
             self.awaited.clear();
             let mut ready: VecDeque<_> = std::mem::take(&mut self.blocked);
             ready = ready.into_iter().filter_map(|waiting| self.unless_blocked(waiting)).collect();
-            // They came before those that are ready, which have none of their counters.
+            // Those that are ready came later, and have none of their counters.
             ready.append(&mut self.ready);
             self.ready = ready;
         }

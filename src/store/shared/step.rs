@@ -1,4 +1,4 @@
-//! What one read and one write of counters decide: [`Step`].
+//! Decisions between one read and one write of counters: [`Step`].
 //!
 //! Charges and corrections are decided in order, each by what those before it leave. Those that
 //! have a counter in common are written as one group or not at all, since one has seen the tokens
@@ -58,7 +58,7 @@ pub(super) struct Step {
     places: Vec<Vec<usize>>,
 }
 
-/// What is written, and what is answered once it is.
+/// The rows to write, and the answers to give once they are written.
 pub(super) struct DecidedStep {
     pub(super) groups: Vec<Vec<Write>>,
     /// In the order of what was asked: its group, if it has one, and its decision.
@@ -105,7 +105,7 @@ impl Step {
         Self { counters: counters.into_iter().map(|(id, _)| id).collect(), quotas, places }
     }
 
-    /// What is no longer wanted is left out.
+    /// Leaves out questions that are no longer wanted.
     pub(super) fn decide<'a>(
         mut self,
         asked: impl Iterator<Item = Option<&'a Asked>>,
