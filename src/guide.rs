@@ -29,6 +29,7 @@ pages! {
     other_stacks: "../docs/other-stacks.md";
     testing: "../docs/testing.md";
     moving: "../docs/moving.md";
+    trouble: "../docs/trouble.md";
 }
 
 /// The rules by number, S1 to S41, are published with the suite that checks stores against them:
