@@ -646,5 +646,11 @@ impl<J> Drop for LimitedRequest<J> {
         if self.awaits_response && self.current.shared.options.refund_dropped {
             self.give_back();
         }
+        if let Some(rare) = &mut self.rare
+            && let Some(InQueue { place, asked: Some(mut asked) }) = rare.waiting.take()
+        {
+            // The next one would be refused by its tokens before they are back.
+            asked.abandon(place);
+        }
     }
 }

@@ -486,8 +486,12 @@ impl Waiting {
     }
 
     pub(super) fn remove(&mut self, me: u64, visit: &mut Visit<'_>) {
-        let request = self.requests.remove(&me).or_else(|| self.asking.remove(&me));
-        let Some(request) = request else { return };
+        let asked = self.asking.remove(&me);
+        if asked.is_some() {
+            // What it was granted is given back: the last refusal may be by its tokens.
+            self.pause = Duration::ZERO;
+        }
+        let Some(request) = asked.or_else(|| self.requests.remove(&me)) else { return };
         self.leave(&request, visit);
         visit.old_waker = request.waker;
         if self.requests.first_key_value().is_some_and(|(first, _)| *first > me) {

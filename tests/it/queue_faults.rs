@@ -576,13 +576,17 @@ fn each_poll_ends_while_time_stands_still() {
                 let memory = MemoryStore::new().clock(clock);
                 let far = FarStore::over(memory.clone(), || 1);
                 let layers = [limit().store(memory), limit().store(far)].map(FixedWindowLayer::new);
-                for layer in layers {
-                    let layer = layer.queue(most, ms(wait));
-                    let mut requests: Vec<Pending> = Vec::new();
-                    for _ in 0..6 {
-                        requests.push(Box::pin(boxed(&layer).oneshot(get("/"))));
-                        requests.push(Box::pin(layer.layer(NeverReady).call(get("/"))));
-                    }
+                for (layer, ready) in
+                    layers.iter().flat_map(|layer| [(layer, true), (layer, false)])
+                {
+                    let layer = layer.clone().queue(most, ms(wait));
+                    let call = || -> Pending {
+                        match ready {
+                            true => Box::pin(boxed(&layer).oneshot(get("/"))),
+                            false => Box::pin(layer.layer(NeverReady).call(get("/"))),
+                        }
+                    };
+                    let mut requests: Vec<_> = (0..6).map(|_| call()).collect();
                     for _ in 0..3 {
                         requests.retain_mut(|request| request.now_or_never().is_none());
                         tokio::task::yield_now().await;
@@ -732,5 +736,62 @@ async fn a_request_asks_in_its_turn_also_if_a_shadow_mode_ends_while_its_service
         assert!(poll(&mut first));
         tokio::time::advance(ms(1_000)).await;
         assert!(poll(&mut second));
+    }
+}
+
+/// Far away, its charge takes place all the same, and its tokens are given back.
+#[tokio::test(start_paused = true)]
+async fn tokens_of_one_that_is_dropped_while_it_is_charged_are_for_the_next_at_once() {
+    for (dropped, before) in (1..=3).flat_map(|dropped| [(dropped, 0), (dropped, 1)]) {
+        for after in [1, 5, 25, 39] {
+            let limit = Quota::per_day(dropped + before).name("gone").key(Key::global());
+            let service = FixedWindowLayer::new(limit.store(FarStore::new(|| 20)));
+            let service = boxed(&service.queue(9, LONG));
+            for _ in 0..before {
+                assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
+            }
+            let spawn = || tokio::spawn(status(service.clone().oneshot(get("/"))));
+            let gone: Vec<_> = (0..dropped).map(|_| spawn()).collect();
+            sleep(ms(after)).await;
+            let next = spawn();
+            gone.iter().for_each(tokio::task::JoinHandle::abort);
+            let start = Instant::now();
+            assert_eq!(next.await.expect("no panic"), 200);
+            let took = start.elapsed();
+            assert!(took <= ms(150), "{took:?} behind {dropped} that are gone after {after} ms");
+        }
+    }
+}
+
+/// In real time, on several threads.
+#[test]
+fn hundreds_on_four_threads_pass_window_by_window() {
+    for far in [false, true] {
+        let limit = Quota::new(50, ms(100)).name("threads").key(Key::global());
+        let store = MemoryStore::new();
+        let layer = match far {
+            true => FixedWindowLayer::new(limit.store(FarStore::over(store, || 3))),
+            false => FixedWindowLayer::new(limit.store(store)),
+        };
+        let service = boxed(&layer.queue(1_000, Duration::from_secs(60)));
+        let runtime = Builder::new_multi_thread().worker_threads(4).enable_time().build();
+        let runtime = runtime.expect("a runtime");
+        let requests: Vec<_> = (0..600)
+            .map(|i| {
+                let service = service.clone();
+                let task = runtime.spawn(async move { status(service.oneshot(get("/"))).await });
+                if i % 7 == 0 {
+                    thread::sleep(ms(1));
+                    task.abort();
+                }
+                task
+            })
+            .collect();
+        for request in requests {
+            match runtime.block_on(request) {
+                Ok(status) => assert_eq!(status, 200),
+                Err(error) => assert!(error.is_cancelled(), "{error}"),
+            }
+        }
     }
 }

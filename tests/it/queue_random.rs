@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -17,7 +18,7 @@ use axum::body::Body;
 use fastrand::Rng;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep, sleep_until};
-use tower::{Layer, Service, ServiceExt};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas, Store, Usage,
@@ -438,4 +439,66 @@ async fn random_requests_in_lines_keep_to_every_quota_and_to_their_order() {
         (sent, seed) = (sent + setup.requests, seed.wrapping_add(1));
     }
     println!("{sent} requests, {passed} passed");
+}
+
+/// Requests are dropped, or kept and not polled any more, after so many polls. The others use each
+/// window up, but for a tenth of a second for each that is kept.
+#[tokio::test(start_paused = true)]
+async fn those_that_wait_use_each_window_up_whatever_happens_to_others() {
+    let full = std::env::var_os("FULL_SIZE").is_some();
+    let (seeds, first) = if full { (5_000, fastrand::u64(..1 << 60)) } else { (60, 0) };
+    let first = std::env::var("SEED").map_or(first, |seed| seed.parse().expect("a number"));
+    for seed in first..first + seeds {
+        println!("SEED={seed}");
+        let mut rng = Rng::with_seed(seed);
+        let (limit, window) = (rng.u64(1..=6), [500, 2_000, 5_000][rng.usize(..3)]);
+        let way = [0, 5, 40][rng.usize(..3)];
+        let quota = Quota::new(limit, Duration::from_millis(window)).name("used-up");
+        let memory = MemoryStore::new().clock(paused_clock());
+        let own = quota.clone().store(memory.clone());
+        let start = Instant::now();
+        let in_queue = quota.key(Key::global());
+        let layer = FixedWindowLayer::new(match way {
+            0 => in_queue.store(memory),
+            way => in_queue.store(FarStore::over(memory, move || way)),
+        });
+        let layer = layer.queue(1_000, Duration::from_secs(600));
+        let service = layer.layer(service_fn(async |_: Request<Body>| {
+            Ok::<_, Infallible>(Response::new(Body::empty()))
+        }));
+        let (mut live, mut kept) = (Vec::new(), Vec::new());
+        for _ in 0..rng.u64(10..60) {
+            let call = service.clone().oneshot(Request::get("/").body(Body::empty()).unwrap());
+            match rng.u64(..3) {
+                0 => {
+                    // It is polled when it is woken, so many times.
+                    let (mut call, mut left, drops) = (Box::pin(call), rng.u64(1..4), rng.bool());
+                    kept.push(tokio::spawn(async move {
+                        let some = std::future::poll_fn(|cx| {
+                            left -= 1;
+                            let is_done = call.as_mut().poll(cx).is_ready();
+                            if is_done || left == 0 { Poll::Ready(()) } else { Poll::Pending }
+                        });
+                        some.await;
+                        if !drops {
+                            sleep(Duration::from_secs(1_000)).await;
+                        }
+                    }));
+                }
+                _ => live.push(tokio::spawn(call)),
+            }
+            if rng.bool() {
+                sleep(Duration::from_millis(rng.u64(..300))).await;
+            }
+        }
+        let mut idle = 0;
+        while live.iter().any(|request| !request.is_finished()) {
+            sleep(Duration::from_millis(10)).await;
+            let used = own.peek(Key::global()).await.expect("memory").used();
+            idle = if used < limit { idle + 10 } else { 0 };
+            let patience = 200 + 110 * kept.len() as u64 + 4 * way;
+            assert!(idle <= patience, "{idle} ms, at {:?}", start.elapsed());
+        }
+        kept.iter().for_each(tokio::task::JoinHandle::abort);
+    }
 }

@@ -125,13 +125,13 @@ impl PendingDecision {
         self.reply = None;
         Poll::Ready(answer)
     }
-}
 
-impl Drop for PendingDecision {
-    fn drop(&mut self) {
+    /// What is `kept` is dropped when the tokens are back.
+    pub(super) fn abandon(&mut self, kept: impl Send + 'static) {
         let Some(reply) = self.reply.take().filter(|_| self.sent) else { return };
         let Some(refund) = self.refund.take() else { return };
         let refunded = Reply::later(async move {
+            let _kept = kept;
             let decision = reply.await?;
             if decision.allowed() {
                 refund.give_back(&decision).await?;
@@ -139,5 +139,11 @@ impl Drop for PendingDecision {
             Ok(())
         });
         refunded.detach();
+    }
+}
+
+impl Drop for PendingDecision {
+    fn drop(&mut self) {
+        self.abandon(());
     }
 }

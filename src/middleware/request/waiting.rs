@@ -11,8 +11,8 @@ use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
 use crate::sync::Instant;
 
 pub(super) struct InQueue {
-    place: Place,
-    asked: Option<PendingDecision>,
+    pub(super) place: Place,
+    pub(super) asked: Option<PendingDecision>,
 }
 
 impl<J> LimitedRequest<J> {
