@@ -42,7 +42,7 @@ pub(super) struct Waiting {
     pause: Duration,
 }
 
-/// Of the requests in both maps.
+/// Sums over the requests in both maps.
 pub(super) struct Sums {
     costs: Tokens,
     /// How many have to wait, by an answer.
@@ -88,7 +88,7 @@ pub(super) struct Look<'a> {
     pub(super) can_wait: bool,
 }
 
-/// What follows from a visit is done when the lock is released.
+/// The effects of a visit follow when the lock is released.
 pub(super) struct Visit<'a> {
     queue: &'a Queue,
     pub(super) now: Instant,
@@ -211,7 +211,7 @@ impl Waiting {
         }
     }
 
-    /// One look, one turn: a request whose turn it is asks at once, or looks again. Also returns
+    /// A request whose turn it is asks at once, or looks again: one look, one turn. Also returns
     /// when it has to look again.
     pub(super) fn look(
         &mut self,
@@ -268,7 +268,7 @@ impl Waiting {
         (turn, until)
     }
 
-    /// They enter again when they are polled.
+    /// The requests enter again when they are polled.
     fn pass_unpolled(&mut self, me: u64, visit: &mut Visit<'_>) {
         let Some(by) = visit.now.checked_sub(PATIENCE) else { return };
         let mut passed = false;
@@ -332,7 +332,7 @@ impl Waiting {
             request.terms = Arc::clone(&claim.terms);
         }
         let deadline = request.deadline;
-        // Those before it that are due with it go first.
+        // Requests before it that are due with it go first.
         let last = if now < deadline { deadline } else { deadline + PATIENCE };
         if now >= deadline && (now >= last || !self.is_first_due_by(deadline)) {
             return (self.refusal(me, claim, now), now);
@@ -354,7 +354,7 @@ impl Waiting {
                     return (self.refusal(me, claim, now), now);
                 }
                 let due = due.unwrap_or(last);
-                // Those in flight may not be polled any more.
+                // Requests in flight may not be polled any more.
                 if self.asking.is_empty() { due } else { due.min(soon) }
             }
         };
@@ -403,7 +403,7 @@ impl Waiting {
         visit: &mut Visit<'_>,
     ) -> bool {
         let decision = answer.as_ref().ok();
-        // It may never pass any more: the limits were lowered.
+        // A request may never pass any more: the limits were lowered.
         let waits = decision.is_some_and(|of| !of.allowed() && of.retry_at_ms().is_some());
         if let Some(decision) = decision {
             self.note_answer(claim, sent, decision, visit);
@@ -471,7 +471,7 @@ impl Waiting {
         }
     }
 
-    /// It finds out when it is polled.
+    /// The request finds out when it is polled.
     fn lose(&mut self, number: u64, visit: &mut Visit<'_>) {
         if let Some(request) = self.requests.remove(&number) {
             self.sums.subtract(&request);
@@ -488,7 +488,7 @@ impl Waiting {
     pub(super) fn remove(&mut self, me: u64, visit: &mut Visit<'_>) {
         let asked = self.asking.remove(&me);
         if asked.is_some() {
-            // What it was granted is given back: the last refusal may be by its tokens.
+            // Its tokens are refunded: the last refusal may be by them.
             self.pause = Duration::ZERO;
         }
         let Some(request) = asked.or_else(|| self.requests.remove(&me)) else { return };

@@ -126,7 +126,7 @@ impl PendingDecision {
         Poll::Ready(answer)
     }
 
-    /// What is `kept` is dropped when the tokens are back.
+    /// Drops `kept` when the tokens are back.
     pub(super) fn abandon(&mut self, kept: impl Send + 'static) {
         let Some(reply) = self.reply.take().filter(|_| self.sent) else { return };
         let Some(refund) = self.refund.take() else { return };

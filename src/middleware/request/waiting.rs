@@ -97,7 +97,7 @@ impl<J> LimitedRequest<J> {
         next
     }
 
-    /// Which lines are of limits that are in shadow mode by now, by their places.
+    /// The places of lines whose limits are in shadow mode by now, as bits.
     fn shadows(&self) -> Option<u8> {
         let shadows = self.lines().enumerate().fold(0, |shadows, (place, line)| {
             let limiter = &self.settings_of(line).limiter;
