@@ -3,7 +3,6 @@
 //! A decision has a line for each limit of its charge, and is that of the line that governs. If
 //! there are others, all lines are in a box, each in its place.
 
-use std::array;
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::fmt;
@@ -11,7 +10,7 @@ use std::ptr;
 use std::time::{Duration, SystemTime};
 
 use crate::quota::{Periods, Quota, Quotas, Rate, Span};
-use crate::window::{MAX, State};
+use crate::window::MAX;
 
 mod decide;
 #[cfg(feature = "serde")]
@@ -112,8 +111,6 @@ struct LineDetails {
     standings: [Usage; Quotas::MAX],
     /// The window that covers the tokens of each quota, if that is not the standing's.
     covered: Option<[Span; Quotas::MAX]>,
-    /// The state that a remote store keeps for each quota, if the store told it.
-    states: Option<[Option<State>; Quotas::MAX]>,
 }
 
 /// In the places of the charge. A limit whose store failed, and that lets requests pass then, has
@@ -157,7 +154,7 @@ impl LineDetails {
     fn from_usage(usage: &[Usage]) -> Self {
         let mut standings = [Usage::NONE; Quotas::MAX];
         standings[..usage.len()].copy_from_slice(usage);
-        Self { standings, covered: None, states: None }
+        Self { standings, covered: None }
     }
 }
 
@@ -515,37 +512,10 @@ impl Decision {
         self.line.shared |= quotas;
     }
 
-    /// For the process that called a remote store: the states that it writes for the only line, or
-    /// else those that it had.
-    fn note_states(&mut self, had: &[Option<State>; Quotas::MAX], writes: &[Option<State>]) {
-        if let Some(details) = self.details_at(0) {
-            let written = |i| writes.get(i).copied().flatten();
-            details.states = Some(array::from_fn(|i| written(i).or(had[i])));
-        }
-    }
-
-    pub(crate) fn take_states(&mut self, place: usize) -> Option<[Option<State>; Quotas::MAX]> {
-        let is_needless = |line: &DecidedLine, details: &LineDetails| {
-            usize::from(line.len) <= MAX_INLINE && details.covered.is_none()
-        };
-        match self.details.as_deref_mut()? {
-            Details::Line(details) => {
-                let states = details.states.take();
-                if is_needless(&self.line, details) {
-                    self.details = None;
-                }
-                states
-            }
-            Details::Lines(DecidedLines { all, details, .. }) => {
-                let (line, at) =
-                    (all.get(place)?, details.iter().position(|(of, _)| *of == place)?);
-                let states = details[at].1.states.take();
-                if line.is_some_and(|line| is_needless(&line, &details[at].1)) {
-                    details.swap_remove(at);
-                }
-                states
-            }
-        }
+    /// The same refusal, told again. The decision has one line.
+    pub(crate) fn decided_later(mut self, now: i64) -> Self {
+        self.line.now = now;
+        self
     }
 
     /// For a response that is handed on later than this was decided (S18).

@@ -9,9 +9,9 @@ use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(feature = "saved")]
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 #[cfg(feature = "saved")]
 use std::time::SystemTime;
-use std::time::{Duration, Instant};
 
 use crate::sync::AtEnd;
 
@@ -161,8 +161,8 @@ impl Observed<'_> {
         log::store_is_back(self.name(), requests, after);
     }
 
-    pub(crate) fn store_was_called(self, since: Instant) {
-        self.time(Timed::Store, since.elapsed());
+    pub(crate) fn store_was_called(self, took: Duration) {
+        self.time(Timed::Store, took);
     }
 
     pub(crate) fn waits(self, more: i64) {

@@ -10,10 +10,8 @@ mod set;
 mod text;
 mod zone;
 
-#[cfg(feature = "redis")]
-pub(crate) use calendar::Boundaries;
-pub use calendar::Weekday;
-pub(crate) use calendar::{Calendar, Span};
+pub(crate) use calendar::Span;
+pub use calendar::{Calendar, Weekday};
 pub(crate) use set::Periods;
 pub use set::{Plan, Quotas};
 pub use text::ParseQuotaError;

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{Decision, Ruling};
@@ -24,7 +25,7 @@ mod sharded;
 mod shared;
 mod table;
 
-pub use account::{Account, Scope};
+pub use account::{Account, Scope, Windows};
 pub(crate) use account::{OwnedAccount, instant};
 pub use adjust::{Adjust, OwnedAdjust};
 pub use charge::{Charge, OwnedCharge};
@@ -38,6 +39,7 @@ pub use reply::{OnStoreFailure, Reply, StoreError};
 #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
 pub use shared::{CounterId, Counters, Shared, Write};
 
+pub use crate::quota::Calendar;
 pub use crate::window::State;
 
 /// An asynchronous backend of counters.
@@ -164,6 +166,27 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// Returns whether nothing can be sent to the server of this key's counters now, because it has
+    /// no connection: [`Remote`] then answers without it, but for a call now and then. This is
+    /// called before each charge, and does not wait. By default, `false`.
+    fn is_cut_off(&self, scope: &Scope, key: &Key) -> bool {
+        let _ = (scope, key);
+        false
+    }
+
+    /// Returns this store with a deadline, if it ends each call itself by one, as where callers
+    /// share calls: [`Remote`] then sets no timer. By default, `None`.
+    fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
+        let _ = deadline;
+        None
+    }
+
+    /// Returns a text that is the same for stores that have the same counts, as far as that is
+    /// known: two limits of one name are then told as a mistake. By default, `None`.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     /// Returns the [`Remote`] that this store is or contains: its deadline, policy and known
     /// refusals then hold for a charge as a whole, also if its lines are charged one after the
     /// other. By default, `None`.
@@ -208,6 +231,18 @@ macro_rules! forward_store {
 
             fn server(&$this, scope: &Scope, key: &Key) -> Option<std::sync::Arc<str>> {
                 $store.server(scope, key)
+            }
+
+            fn is_cut_off(&$this, scope: &Scope, key: &Key) -> bool {
+                $store.is_cut_off(scope, key)
+            }
+
+            fn in_time(&$this, deadline: std::time::Duration) -> Option<std::sync::Arc<dyn $crate::store::Store>> {
+                $store.in_time(deadline)
+            }
+
+            fn identity(&$this) -> Option<String> {
+                $store.identity()
             }
 
             fn remote(&$this) -> Option<$crate::store::Remote> {

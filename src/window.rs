@@ -29,6 +29,9 @@ pub struct State {
     pub used: i64,
     /// From here on there is no state.
     pub until: i64,
+    /// The end of the window last written. On a calendar it binds all readers, also those with
+    /// another edition of the zone data. 0 is unknown: then it is worked out, as on a grid.
+    pub end: i64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +116,7 @@ impl<'a> Window<'a> {
     /// count ends with its window, which still runs at `latest`. `None` in other cases.
     #[inline(always)]
     pub(crate) fn running(now: i64, latest: i64, state: State, quota: &'a Quota) -> Option<Self> {
-        let State { start, used, until: end } = state;
+        let State { start, used, until: end, .. } = state;
         let lasts_one = match quota.anchor {
             Anchor::Calendar(calendar) => calendar.around(now) == Span { start, end },
             _ => end - start == quota.window as i64,
@@ -147,45 +150,47 @@ impl<'a> Window<'a> {
 
     #[inline(never)]
     fn on_calendar(now: i64, state: Option<State>, quota: &'a Quota, calendar: Calendar) -> Self {
-        let new = Self::new(now, quota, 0);
-        let Some(state) = state.filter(|state| now < state.until) else { return new };
-        let until = StateEnd::At(state.until);
-        let running = Self { used: state.used.max(new.used), until, ..new };
-        if state.start == new.start {
+        let mut new = Self::new(now, quota, 0);
+        let Some(state) = state else { return new };
+        let used = state.used.max(new.used);
+        let running = Self { used, until: StateEnd::At(state.until), ..new };
+        // Most counts are of the window that runs by this zone data, too.
+        if state.start == new.start && [0, new.end].contains(&state.end) && now < state.until {
             return running;
         }
-        match calendar.windows(state.start, now) {
-            0 => running,
+        let (number, start, end) = match state.end > state.start {
+            true => (calendar.number_from(state.start), state.start, state.end),
+            // An entry that keys share begins with a charge.
+            false => {
+                let number = calendar.number(state.start);
+                (number, calendar.start_of(number), calendar.start_of(number + 1))
+            }
+        };
+        let running = Self { start, end, ..running };
+        let (lasts, passed) = (running.left().unwrap_or(1), calendar.number(now) - number);
+        if now < end.min(state.until) {
             // If the clock stepped back by less than a window, the stored window still runs (S4).
-            -1 if now > new.start => {
-                Self { start: state.start, end: calendar.after(state.start, 1), ..running }
+            if passed >= 0 || passed == -1 && now > new.start {
+                return running;
             }
             // The state lasts as many windows as before (S4).
-            ..0 => {
-                let lasts = Self { start: state.start, ..running }.left().unwrap_or(1);
-                Self { until: StateEnd::Moved(new.after(lasts)), ..running }
-            }
-            passed => {
-                let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
-                if used <= new.used {
-                    return new;
-                }
-                let used = Self { used, ..running }.counted();
-                Self { used, ..running }
-            }
+            return Self { used, until: StateEnd::Moved(new.after(lasts)), ..new };
         }
+        if passed == 0 {
+            // By this zone data the window that has ended would still run.
+            (new.start, new.end) = (end, calendar.start_of(number + 2));
+        }
+        let passed = passed.max(1);
+        let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
+        if now >= state.until || passed >= lasts || used <= new.used {
+            return new;
+        }
+        let window = Self { used, until: running.until, ..new };
+        Self { used: window.counted(), ..window }
     }
 
-    /// A window that another place has computed by the same rules. On a calendar, `until` is the
-    /// number of windows until the state ends.
-    pub(crate) fn known(quota: &'a Quota, span: Span, used: i64, until: Option<i64>) -> Self {
-        let Span { start, end } = span;
-        let known = Self { quota, start, end, used, until: StateEnd::New };
-        let until = until.map(|until| match quota.anchor {
-            Anchor::Calendar(_) => known.after(until),
-            _ => until,
-        });
-        Self { until: until.map_or(StateEnd::New, StateEnd::At), ..known }
+    pub(crate) fn known(quota: &'a Quota, Span { start, end }: Span, used: i64) -> Self {
+        Self { quota, start, end, used, until: StateEnd::New }
     }
 
     pub(crate) fn spent(now: i64, quota: &'a Quota, shift: u64) -> Self {
@@ -193,23 +198,6 @@ impl<'a> Window<'a> {
         let used = (quota.limit + quota.max_reserved) as i64;
         let until = window.state_end(used, used - window.used);
         Self { used, until: StateEnd::At(until), ..window }
-    }
-
-    /// The window of a state from a file that another edition of the zone data wrote, if the window
-    /// written there has another end than by this one. That end binds (S35).
-    pub(crate) fn saved(now: i64, state: State, quota: &'a Quota) -> Option<Self> {
-        let Anchor::Calendar(calendar) = quota.anchor else { return None };
-        let end = calendar.saved_end(state.start).filter(|_| now < state.until)?;
-        let new = Self::new(now, quota, 0);
-        let running =
-            Self { used: state.used.max(new.used), until: StateEnd::At(state.until), ..new };
-        if now < end {
-            return Some(Self { start: state.start, end, ..running });
-        }
-        let passed = 1 + calendar.number(now) - calendar.number(end);
-        let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
-        let next = Self { start: new.start.max(end), used: used.max(new.used), ..running };
-        Some(if used <= new.used { new } else { Self { used: next.counted(), ..next } })
     }
 
     /// The window of a key whose count others share, which was last charged at the state's start.
@@ -317,7 +305,8 @@ impl<'a> Window<'a> {
 
     #[inline]
     fn state_with(&self, used: i64, added: i64) -> State {
-        State { start: self.start, used, until: self.state_end(used, added) }
+        let Self { start, end, .. } = *self;
+        State { start, used, until: self.state_end(used, added), end }
     }
 
     /// The end of the state after `added` tokens have changed its count to `used`: when the count

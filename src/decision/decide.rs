@@ -245,8 +245,6 @@ pub(crate) struct LineWindows<'w, 'a> {
     pub(crate) ask: Ask,
     /// A bit for each quota whose count other keys share.
     pub(crate) shared: u8,
-    /// The states that the store had, if the decision is to carry them ([`Decision::note_states`]).
-    pub(crate) states: Option<&'w [Option<State>; Quotas::MAX]>,
 }
 
 impl Decision {
@@ -277,9 +275,7 @@ impl Decision {
             if late {
                 decision = decision.undone();
             }
-            if is_peek {
-                writes = [None; N];
-            } else {
+            if !is_peek {
                 if late || fits_beside {
                     let settled = line.windows.iter().map(|window| window.settled());
                     writes = [None; N];
@@ -287,9 +283,6 @@ impl Decision {
                 }
                 decision.note_shared(line.shared);
                 write(place, decision.granted() > 0, writes);
-            }
-            if let Some(had) = line.states {
-                decision.note_states(had, &writes);
             }
             merging.push(place, decision);
         }

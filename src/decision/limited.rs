@@ -152,7 +152,6 @@ impl Decision {
         let usage = &self.usage()[i];
         // A count above the limit may end with its window (S5).
         let used = usage.used.min(quota.limit() as i64);
-        Window::known(quota, usage.span(), used, None)
-            .covering_window(tokens.min(Quota::MAX_TOKENS))
+        Window::known(quota, usage.span(), used).covering_window(tokens.min(Quota::MAX_TOKENS))
     }
 }

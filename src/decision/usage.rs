@@ -103,7 +103,7 @@ impl Usage {
     }
 
     #[inline]
-    pub(super) fn span(&self) -> Span {
+    pub(crate) fn span(&self) -> Span {
         Span { start: self.start, end: self.end }
     }
 

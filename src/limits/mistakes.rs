@@ -10,9 +10,7 @@ use super::live::Live;
 use crate::observe;
 use crate::quota::Quota;
 use crate::store::Account;
-#[cfg(feature = "redis")]
-use crate::store::RedisStore;
-use crate::store::{MemoryStore, Remote, Store};
+use crate::store::Store;
 
 pub(super) fn note_zero(limit: &Limit) {
     let is_zero = limit.quotas.iter().any(|quota| quota.limit() == 0);
@@ -122,17 +120,9 @@ pub(crate) fn note_name(counts: Option<String>, live: &Arc<Live>) {
 }
 
 /// The same text for stores that have the same counts, where that is known.
-pub(crate) fn identity(store: &dyn Any) -> Option<String> {
-    let address = if let Some(memory) = store.downcast_ref::<MemoryStore>() {
-        memory.address()
-    } else if let Some(remote) = store.downcast_ref::<Remote>() {
-        remote.address()
-    } else {
-        #[cfg(feature = "redis")]
-        if let Some(redis) = store.downcast_ref::<RedisStore>() {
-            return Some(redis.identity());
-        }
-        Arc::as_ptr(store.downcast_ref::<Arc<dyn Store>>()?).cast::<()>().addr()
-    };
-    Some(address.to_string())
+pub(crate) fn identity<S: Store>(store: &S) -> Option<String> {
+    let any: &dyn Any = store;
+    let shared = || any.downcast_ref::<Arc<dyn Store>>();
+    let address = || Some(Arc::as_ptr(shared()?).cast::<()>().addr().to_string());
+    store.identity().or_else(address)
 }

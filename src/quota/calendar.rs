@@ -13,6 +13,8 @@ use super::zone::{RecentWindows, Zone};
 const MAX: i64 = (1 << 53) - 1;
 /// 9999-12-31, the last day that windows begin on, in days since the epoch.
 const LAST_DAY: i64 = 2_932_896;
+/// How far a boundary may be from where another edition of the zone data has it: 6 hours.
+const MOST_MOVED: i64 = 6 * 3_600_000;
 /// The first Monday, in days since the epoch, a Thursday.
 const MONDAY: i64 = 4;
 
@@ -41,8 +43,10 @@ impl Weekday {
     ];
 }
 
+/// The windows of a quota on a calendar, numbered in order without gaps, as in the example of
+/// [`Windows`](crate::store::Windows).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Calendar {
+pub struct Calendar {
     pub(super) period: Period,
     pub(super) zone: Zone,
 }
@@ -62,15 +66,6 @@ pub(super) enum Period {
 pub(crate) struct Span {
     pub(crate) start: i64,
     pub(crate) end: i64,
-}
-
-#[cfg(feature = "redis")]
-#[derive(Debug)]
-pub(crate) struct Boundaries {
-    pub(crate) first: i64,
-    /// The number of the last window of the calendar.
-    pub(crate) last: i64,
-    pub(crate) starts: Vec<i64>,
 }
 
 impl Calendar {
@@ -93,14 +88,14 @@ impl Calendar {
         Span { start, end }
     }
 
-    /// Windows are numbered in order, without gaps.
-    pub(crate) fn number(self, at: i64) -> i64 {
+    /// Returns the number of the window around an instant, in milliseconds since the epoch.
+    pub fn number(self, at: i64) -> i64 {
         let period = self.period_at(at);
         period - self.skipped_periods().partition_point(|skipped| *skipped < period) as i64
     }
 
-    /// The last instant for windows after the year 9999.
-    pub(crate) fn boundary(self, number: i64) -> i64 {
+    /// Returns when the window of a number begins: after the year 9999 the last instant.
+    pub fn start_of(self, number: i64) -> i64 {
         let mut period = number.min(MAX);
         for skipped in self.skipped_periods() {
             period += i64::from(*skipped <= period);
@@ -108,26 +103,18 @@ impl Calendar {
         self.period_start(period)
     }
 
-    pub(crate) fn windows(self, from: i64, to: i64) -> i64 {
-        self.number(to) - self.number(from)
+    /// The number of a window that begins at an instant, also by another edition of the zone data.
+    pub(crate) fn number_from(self, start: i64) -> i64 {
+        self.number(start.saturating_add(MOST_MOVED))
     }
 
-    /// A part of a window before `to` counts as one.
+    /// From a boundary on. A part of a window before `to` counts as one.
     pub(crate) fn windows_until(self, from: i64, to: i64) -> i64 {
-        let last = self.number(to);
-        last - self.number(from) + i64::from(self.boundary(last) < to)
+        self.number(to.saturating_sub(MOST_MOVED)) + 1 - self.number_from(from)
     }
 
-    pub(crate) fn after(self, at: i64, n: i64) -> i64 {
-        self.boundary(self.number(at).saturating_add(n))
-    }
-
-    /// The first is the one before the window that contains an instant.
-    #[cfg(feature = "redis")]
-    pub(crate) fn boundaries(self, at: i64, count: i64) -> Boundaries {
-        let first = self.number(at) - 1;
-        let starts = (first..first + count).map(|number| self.boundary(number)).collect();
-        Boundaries { first, last: self.number(MAX), starts }
+    pub(crate) fn after(self, start: i64, n: i64) -> i64 {
+        self.start_of(self.number_from(start).saturating_add(n))
     }
 
     /// The end of the window that begins at `start`, if a file has another one than this edition of

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::decision::{Label, LimitName};
 use crate::key::Key;
 use crate::observe::{Meters, Observed};
-use crate::quota::{Anchor, Quota, Quotas};
+use crate::quota::{Anchor, Calendar, Quota, Quotas};
 use crate::window::{State, Window, stagger};
 
 /// The counters of a key, under a scope, for a set of quotas.
@@ -80,13 +80,14 @@ impl<'a> Account<'a> {
         shift(self.scope, self.key, quota)
     }
 
-    /// Returns a point of a quota's grid, less than a window after the epoch. `None` if windows
-    /// begin with the first charge or follow a calendar.
-    pub(crate) fn grid(&self, quota: &Quota) -> Option<u64> {
+    /// Returns how the windows of one of the quotas follow each other for this key, for a store
+    /// that decides on its server.
+    pub fn windows_of(&self, quota: &Quota) -> Windows {
         match quota.anchor {
-            Anchor::Grid { offset } => Some(offset),
-            Anchor::Staggered => Some(self.shift(quota) % quota.window),
-            Anchor::FirstRequest | Anchor::Calendar(_) => None,
+            Anchor::Grid { offset } => Windows::Grid { start: offset },
+            Anchor::Staggered => Windows::Grid { start: self.shift(quota) % quota.window },
+            Anchor::FirstRequest => Windows::FromFirstRequest,
+            Anchor::Calendar(calendar) => Windows::OnCalendar(calendar),
         }
     }
 
@@ -115,6 +116,37 @@ impl<'a> Account<'a> {
     ) -> Window<'a> {
         Window::at(now, load(quota), quota, self.shift(quota))
     }
+}
+
+/// How the windows of a quota follow each other for a key: [`Account::windows_of`].
+///
+/// ```
+/// use tower_fixed_window::store::{Account, Scope, Windows};
+/// use tower_fixed_window::{Key, Quota};
+///
+/// let (scope, key) = (Scope::named("api"), Key::from("alice"));
+/// let quotas = Quota::per_minute(60).and(Quota::per_month(9_000));
+/// let account = Account::new(&scope, &quotas, &key);
+/// let [minute, month] = [0, 1].map(|i| account.windows_of(&quotas.as_ref()[i]));
+/// assert!(matches!(minute, Windows::Grid { start: 0 }));
+///
+/// let Windows::OnCalendar(months) = month else { panic!() };
+/// let number = months.number(1_700_000_050_000); // 14 November 2023
+/// assert_eq!(months.start_of(number), 1_698_796_800_000);
+/// assert_eq!(months.start_of(number + 1), 1_701_388_800_000);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum Windows {
+    /// All have the quota's length, and one begins at this time, less than a window after the
+    /// epoch.
+    Grid {
+        /// In milliseconds since the epoch.
+        start: u64,
+    },
+    /// All have the quota's length. One begins with the first charge that finds no state.
+    FromFirstRequest,
+    /// On a calendar: see [`Quota::in_zone`].
+    OnCalendar(Calendar),
 }
 
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! Corrections of earlier charges: [`Adjust`].
 
-use super::account::{Account, OwnedAccount, instant};
+use super::account::{Account, OwnedAccount, Windows, instant};
 use crate::decision::Decision;
 use crate::quota::{Quota, Quotas};
 use crate::window::{State, Window};
@@ -48,7 +48,7 @@ impl<'a> Adjust<'a> {
         let mut until = [0; Quotas::MAX];
         let last = |i, quota: &Quota| match decision.refundable_until(i) {
             Some(until) => until,
-            None if account.grid(quota).is_none() => 0,
+            None if !matches!(account.windows_of(quota), Windows::Grid { .. }) => 0,
             None => account.window(decision.now_ms(), quota, |_| None).end(),
         };
         for (i, quota) in account.quotas.iter().enumerate().take(decision.usage().len()) {
@@ -65,11 +65,6 @@ impl<'a> Adjust<'a> {
 
     pub(super) fn is_local(&self) -> bool {
         self.local
-    }
-
-    #[cfg(feature = "redis")]
-    pub(super) fn until(&self) -> Option<&[i64; Quotas::MAX]> {
-        self.until.as_ref()
     }
 
     /// Returns the account.

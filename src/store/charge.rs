@@ -66,8 +66,6 @@ pub struct Charge<'a> {
 
 pub(super) type ChargeLine<'a> = (Account<'a>, u64);
 
-type Seen<'w, 'a> = (&'w [Window<'a>], Option<&'w [Option<State>; Quotas::MAX]>);
-
 #[derive(Clone, Copy, Debug)]
 enum Others<'a> {
     Borrowed(&'a [ChargeLine<'a>]),
@@ -212,11 +210,12 @@ impl<'a> Charge<'a> {
 
     /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
     /// each quota of each line. Returns the decision, and what to write. A refusal also writes,
-    /// where the clock has stepped back by a window or more. The decision carries the states, by
-    /// which a limiter refuses later charges without a call.
+    /// where the clock has stepped back by a window or more.
     ///
-    /// A store that decides on its server, in a stored procedure, lets that return the time and the
-    /// states as they were before. This then returns the server's decision; ignore what to write.
+    /// This is pure: `load` is called once for each quota, in order, and the same states give the
+    /// same decision. A store that decides on its server, in a stored procedure, lets that return
+    /// the time and the states as they were before. This then returns the server's decision; ignore
+    /// what to write.
     pub fn decide(
         &self,
         now: u64,
@@ -243,35 +242,19 @@ impl<'a> Charge<'a> {
         let load = |(account, _): ChargeLine<'a>| {
             let mut states = [None; Quotas::MAX];
             states.iter_mut().zip(account.quotas()).for_each(|(of, _)| *of = load());
-            (account.windows(|i, quota| account.window(now, quota, |_| states[i])), states)
+            account.windows(|i, quota| account.window(now, quota, |_| states[i]))
         };
-        let loaded: Vec<([_; Quotas::MAX], _)> = self.lines().map(load).collect();
+        let loaded: Vec<[_; Quotas::MAX]> = self.lines().map(load).collect();
         #[cfg(feature = "testing")]
         crate::sync::held_up::wait();
-        let seen = loaded.iter().map(|(windows, states)| (&windows[..], Some(states)));
+        let lines = self.lines().zip(&loaded);
+        let lines = lines.map(|(line, windows)| self.with_windows(line, windows, 0));
         let mut writes = vec![[None; Quotas::MAX]; self.len()];
-        let decision = self.decide_over(now, seen, |place, states| writes[place] = states);
+        let decision = Decision::over_lines(now, lines, |place, _, states| writes[place] = states);
         let used = |(states, (account, _)): ([_; Quotas::MAX], ChargeLine<'a>)| {
             states.into_iter().take(account.quotas.len())
         };
         (decision, writes.into_iter().zip(self.lines()).flat_map(used).collect())
-    }
-
-    pub(super) fn decide_over<'w>(
-        &self,
-        now: i64,
-        seen: impl ExactSizeIterator<Item = Seen<'w, 'a>> + Clone,
-        mut write: impl FnMut(usize, [Option<State>; Quotas::MAX]),
-    ) -> Decision
-    where
-        'a: 'w,
-    {
-        let lines = self.lines().zip(seen);
-        let lines = lines.map(|(line, (windows, states))| LineWindows {
-            states,
-            ..self.with_windows(line, windows, 0)
-        });
-        Decision::over_lines(now, lines, |place, _, states| write(place, states))
     }
 
     /// `N` is the maximal number of quotas: most charges have one, and the compiler then leaves out
@@ -296,7 +279,7 @@ impl<'a> Charge<'a> {
     ) -> LineWindows<'w, 'a> {
         let windows = &windows[..account.quotas.len()];
         let (label, ask) = (account.label(), self.ask(cost));
-        LineWindows { label, windows, ask, shared, states: None }
+        LineWindows { label, windows, ask, shared }
     }
 }
 

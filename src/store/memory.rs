@@ -145,10 +145,6 @@ impl MemoryStore {
     }
 
     /// The same for all clones, while there is one.
-    pub(crate) fn address(&self) -> usize {
-        Arc::as_ptr(&self.memory).addr()
-    }
-
     /// If a shard has a later time than the reading, takes the exact one: while this call waited
     /// for the lock, another may have given a key's entry to a new key. By the older reading, this
     /// key's window would still run, with nothing counted.
@@ -189,7 +185,17 @@ impl MemoryStore {
     }
 }
 
+impl MemoryStore {
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.memory).addr()
+    }
+}
+
 impl Store for MemoryStore {
+    fn identity(&self) -> Option<String> {
+        Some(self.address().to_string())
+    }
+
     #[inline(always)]
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         match self.rule(charge) {

@@ -4,7 +4,6 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-#[cfg(any(feature = "redis-cluster", feature = "testing"))]
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
@@ -12,16 +11,10 @@ use redis::aio::ConnectionLike;
 use redis::cluster_async::{ClusterConnection, Connect};
 use redis::{Client, IntoConnectionInfo, RedisResult};
 
-use super::account::{Account, Scope};
-use super::charge::Charge;
-use super::remote::Remote;
 #[cfg(feature = "testing")]
-use super::reply::OnStoreFailure;
-use super::reply::StoreError;
-#[cfg(feature = "testing")]
-use crate::clock::Clock;
-use crate::key::Key;
-use crate::quota::{Quota, Quotas};
+use crate::Clock;
+use crate::store::{Account, Adjust, Charge, Remote, Reply, Scope};
+use crate::{Decision, Key, MemoryStore, OnStoreFailure, Quota, Quotas, Store, StoreError};
 
 mod calls;
 #[cfg(feature = "redis-cluster")]
@@ -90,14 +83,12 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 ///
 /// The key expires when the last of its counts has returned. To reset a key, delete it. Nothing
 /// else should write to these keys: other values fail the call.
-pub type RedisStore = Remote<Redis>;
-
-/// The settings of a [`RedisStore`] alone.
 #[derive(Clone)]
-pub struct Redis {
+pub struct RedisStore {
+    remote: Remote,
     calls: Calls,
-    /// The server and the number of its database, if the app has given its address.
-    database: Option<Arc<str>>,
+    remember: Duration,
+    on_failure: OnStoreFailure,
 }
 
 impl RedisStore {
@@ -128,9 +119,9 @@ impl RedisStore {
             }
         });
         origin.servers.set_only(name);
-        let mut this = Self::from_origin(origin);
-        this.settings.database = database;
-        this
+        let mut calls = Calls::new(origin);
+        calls.database = database;
+        Self::from_calls(calls)
     }
 
     /// Creates a store that connects with a closure, for set-ups without a constructor here. It is
@@ -260,15 +251,47 @@ impl RedisStore {
     }
 
     fn from_origin(origin: Origin) -> Self {
-        let breaker = Arc::clone(&origin.breaker);
-        let calls = Calls::new(origin);
-        Self::in_time(calls.in_time(), breaker, Redis { calls, database: None })
+        Self::from_calls(Calls::new(origin))
     }
 
-    fn with_calls(mut self, change: impl FnOnce(&mut Calls)) -> Self {
-        change(&mut self.settings.calls);
-        let in_time = self.settings.calls.in_time();
-        self.with_store(in_time)
+    fn from_calls(calls: Calls) -> Self {
+        let (remember, on_failure) = (Duration::from_secs(1), OnStoreFailure::default());
+        let remote = Remote::around(calls.clone());
+        Self { remote, calls, remember, on_failure }
+    }
+
+    /// With what is known and counted here anew.
+    fn with_calls(self, change: impl FnOnce(&mut Calls)) -> Self {
+        let Self { mut calls, remember, on_failure, .. } = self;
+        change(&mut calls);
+        let deadline = calls.deadline;
+        let this = Self::from_calls(calls);
+        this.deadline(deadline).remember_refusals(remember).on_failure(on_failure)
+    }
+
+    /// Sets how long a call may take before Redis is treated as failed: [`Remote::deadline`].
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.calls.deadline = deadline;
+        Self { remote: self.remote.deadline(deadline), ..self }
+    }
+
+    /// Sets how long this process remembers a refusal: [`Remote::remember_refusals`].
+    #[must_use]
+    pub fn remember_refusals(self, duration: Duration) -> Self {
+        let remote = self.remote.remember_refusals(duration);
+        Self { remote, remember: duration, ..self }
+    }
+
+    /// Sets what happens to requests while Redis fails: [`Remote::on_failure`].
+    #[must_use]
+    pub fn on_failure(self, policy: OnStoreFailure) -> Self {
+        Self { remote: self.remote.on_failure(policy), on_failure: policy, ..self }
+    }
+
+    /// Returns the memory that counts while Redis fails.
+    pub fn fallback(&self) -> &MemoryStore {
+        self.remote.fallback()
     }
 
     /// Puts `prefix:` before every key, for servers that other apps use, too.
@@ -282,8 +305,7 @@ impl RedisStore {
             !prefix.contains(['{', '}']),
             "a prefix of keys has no braces: write .prefix(\"shop\") for keys like shop:tfw1:{{login:talice}}"
         );
-        let this = self.with_calls(|calls| calls.commands = Commands::new(&format!("{prefix}:")));
-        this.with_other_counts()
+        self.with_calls(|calls| calls.commands = Commands::new(&format!("{prefix}:")))
     }
 
     /// Sends each decision in a call of its own. This is needed behind a proxy that distributes
@@ -305,8 +327,8 @@ impl RedisStore {
         let (scope, key) = (Scope::named("ping"), Key::from("RedisStore::ping"));
         let quotas = Quotas::from(Quota::per_second(1));
         let account = Account::new(&scope, &quotas, &key);
-        let _ = self.caller.store.charge(Charge::new(account, 1)).await?;
-        self.caller.store.reset(&scope, &key).await
+        let _ = self.calls.charge(Charge::new(account, 1)).await?;
+        self.calls.reset(&scope, &key).await
     }
 
     /// Reads the time from a [`Clock`] instead of the server, and lets keys expire an hour late, so
@@ -318,19 +340,65 @@ impl RedisStore {
         // Remembered refusals would follow the server's clock.
         this.remember_refusals(Duration::ZERO).on_failure(OnStoreFailure::Deny)
     }
+}
 
-    /// Stores share it if they have the same counts, as far as that is known before they connect.
-    pub(crate) fn identity(&self) -> String {
-        match &self.settings.database {
-            Some(database) => format!("{database} {}", self.settings.calls.commands.prefix),
-            None => self.address().to_string(),
-        }
+impl Store for RedisStore {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.remote.charge(charge)
+    }
+
+    fn charges_together(&self) -> bool {
+        self.remote.charges_together()
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.remote.adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.remote.reset(scope, key)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.remote.is_shared()
+    }
+
+    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
+        self.remote.fault_domain(scope, key)
+    }
+
+    fn server(&self, scope: &Scope, key: &Key) -> Option<Arc<str>> {
+        self.remote.server(scope, key)
+    }
+
+    fn is_cut_off(&self, scope: &Scope, key: &Key) -> bool {
+        self.remote.is_cut_off(scope, key)
+    }
+
+    fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
+        self.remote.in_time(deadline)
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.remote.identity()
+    }
+
+    fn remote(&self) -> Option<Remote> {
+        self.remote.remote()
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.remote.now_ms()
     }
 }
 
-impl fmt::Debug for Redis {
+impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Redis")
+        let Self { calls, remote, .. } = self;
+        f.debug_struct("RedisStore")
+            .field("deadline", &calls.deadline)
+            .field("fallback", remote.fallback())
+            .finish_non_exhaustive()
     }
 }
 

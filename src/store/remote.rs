@@ -24,9 +24,8 @@
 //!
 //! - `Remote`: a handle. `Caller`: its settings, its calls, and how it stands in (2, 3, 4).
 //!   `Node`: what all handles of a store have in common in this process.
-//! - `Known`: a table of facts, and marks of keys that have changed (1, 3). `Fact`: a count as the
-//!   store last showed it, and until when it refuses. `Sent`: when a question was sent, and the
-//!   key's mark then. Its times are this process's.
+//! - `Known`: refusals, and marks of keys that have changed (1, 3). `Sent`: when a question was
+//!   sent, and the key's mark then.
 //! - `Breaker`: stops calls to a store that keeps failing. `Outage`: the log of failures.
 
 use std::fmt;
@@ -51,15 +50,11 @@ mod breaker;
 mod known;
 mod outage;
 
-pub(super) use breaker::Breaker;
-use known::{Known, Sent};
+use breaker::Breaker;
+use known::{Known, MOST, Sent};
 use outage::Outage;
 
 const DEADLINE: Duration = Duration::from_millis(250);
-
-const UNREADABLE: &str = "a key of the rate limiter holds what is none of its counts, and requests \
-    for it are answered without the store: something else writes to keys that begin with tfw1:, or \
-    with the store's prefix";
 
 /// A store that is called over a network, or that can fail, with what its limiters need for that: a
 /// deadline and a breaker, memory that counts while the store fails, and what this process knows of
@@ -67,8 +62,6 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 ///
 /// Clones share what is known and the memory, so a reset through one layer takes effect in all.
 /// Make one `Remote` for a store, and clones of it for layers, also for those with other settings.
-///
-/// `S` has the settings of one kind of store, such as `RedisStore`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -96,35 +89,32 @@ const UNREADABLE: &str = "a key of the rate limiter holds what is none of its co
 /// let strict = FixedWindowLayer::new(api.store(store.on_failure(OnStoreFailure::Deny)));
 /// assert_eq!(ask(&strict, Request::get("/")).status(), 503);
 /// ```
-pub struct Remote<S = ()> {
+pub struct Remote {
     pub(crate) caller: Arc<Caller>,
-    pub(super) settings: S,
 }
 
 impl Remote {
     /// Wraps a store, with a deadline of 250 ms and a fallback of a million entries.
+    ///
+    /// # Panics
+    /// If the store is a `Remote` already, or contains one ([`Store::remote`]): a request would be
+    /// counted in two memories while the store fails.
+    #[track_caller]
     pub fn around(store: impl Store) -> Self {
-        Self::of_parts(Arc::new(store), Arc::default(), None, ())
-    }
-}
-
-impl<S> Remote<S> {
-    fn of_parts(
-        store: Arc<dyn Store>,
-        breaker: Arc<Breaker>,
-        in_time: Option<InTime>,
-        settings: S,
-    ) -> Self {
+        assert!(
+            store.remote().is_none(),
+            "this store has a deadline, a breaker and a policy already: use it without Remote::around"
+        );
         let caller = Caller {
-            store,
-            in_time,
-            node: Arc::new(Node { breaker, ..Node::default() }),
+            in_time: store.in_time(DEADLINE),
+            store: Arc::new(store),
+            node: Arc::default(),
             deadline: Some(DEADLINE),
-            remember: 1_000,
+            remember: Duration::from_secs(1),
             on_failure: OnStoreFailure::Local,
             outage: Outage::default(),
         };
-        Self { caller: Arc::new(caller), settings }
+        Self { caller: Arc::new(caller) }
     }
 
     /// Outages of the new handle are logged anew.
@@ -137,7 +127,7 @@ impl<S> Remote<S> {
             ..*self.caller
         };
         change(&mut caller);
-        Self { caller: Arc::new(caller), ..self }
+        Self { caller: Arc::new(caller) }
     }
 
     /// Sets how long a call may take before the store is treated as failed: 250 ms by default. For
@@ -147,24 +137,20 @@ impl<S> Remote<S> {
     pub fn deadline(self, deadline: Duration) -> Self {
         self.with(|caller| {
             caller.deadline = (deadline < Duration::MAX).then_some(deadline);
-            if let Some(in_time) = &caller.in_time {
-                caller.store = in_time(deadline);
-            }
+            caller.in_time = caller.store.in_time(deadline);
         })
     }
 
     /// Sets how long this process remembers a refusal, which it then answers without a call: for
-    /// the same or a higher cost, under the same or a lower limit, and no longer than until the
-    /// charge could pass. By default one second: a refused key causes at most one call in it.
+    /// the same or a higher cost, under the same quotas, and no longer than until the charge could
+    /// pass. By default one second: a refused key causes at most one call in it.
     ///
     /// Resets, refunds, true costs and limits of this process take effect at once, those of another
-    /// one when the refusal is forgotten. [`Duration::ZERO`] remembers nothing. [`Duration::MAX`]
-    /// remembers until the charge could pass, also if another process resets the key: the fewest
-    /// calls, for counts that are never reset, such as those of logins.
+    /// one when the refusal is forgotten. [`Duration::ZERO`] remembers nothing, and no refusal is
+    /// remembered for longer than a minute.
     #[must_use]
     pub fn remember_refusals(self, duration: Duration) -> Self {
-        let remember = duration.as_millis().try_into().unwrap_or(i64::MAX);
-        self.with(|caller| caller.remember = remember)
+        self.with(|caller| caller.remember = duration.min(MOST))
     }
 
     /// Sets what happens to requests while the store fails, as [`OnStoreFailure`] says: by default,
@@ -179,38 +165,24 @@ impl<S> Remote<S> {
     pub fn fallback(&self) -> &MemoryStore {
         &self.caller.node.fallback
     }
+}
 
-    /// Handles have it in common if, and only if, they have the same counts.
+impl Remote {
+    /// The same for all clones.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.caller.node).addr()
     }
-}
 
-/// The store ends its calls by a deadline itself, and reports them to the breaker.
-pub(super) type InTime = Arc<dyn Fn(Duration) -> Arc<dyn Store> + Send + Sync>;
-
-#[cfg(feature = "redis")]
-impl<S> Remote<S> {
-    pub(super) fn in_time(in_time: InTime, breaker: Arc<Breaker>, settings: S) -> Self {
-        let store = in_time(DEADLINE);
-        Self::of_parts(store, breaker, Some(in_time), settings)
-    }
-
-    pub(super) fn with_store(self, in_time: InTime) -> Self {
-        self.with(|caller| {
-            caller.store = in_time(caller.deadline.unwrap_or(Duration::MAX));
-            caller.in_time = Some(in_time);
-        })
-    }
-
-    /// Under the same breaker.
-    pub(super) fn with_other_counts(self) -> Self {
-        let breaker = Arc::clone(&self.caller.node.breaker);
-        self.with(|caller| caller.node = Arc::new(Node { breaker, ..Node::default() }))
+    /// Now, and again when the guard is dropped with the reply: answers in between may be outdated.
+    fn forget_around_call(&self, scope: &Scope, key: &Key) -> AtEnd<impl Fn() + use<>> {
+        let (node, scope, key) = (Arc::clone(&self.caller.node), scope.clone(), key.clone());
+        let forget = move || node.known.forget(&scope, &key);
+        forget();
+        AtEnd(forget)
     }
 }
 
-impl<S: Send + Sync + 'static> Store for Remote<S> {
+impl Store for Remote {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         let sent = match self.caller.look_up(&charge) {
             Ok(refusal) => return Reply::now(refusal),
@@ -220,14 +192,12 @@ impl<S: Send + Sync + 'static> Store for Remote<S> {
         Reply::later(async move {
             let charge = charge.as_charge();
             let Account { scope, key, .. } = charge.account();
-            let mut decision =
-                match caller.call_store(scope, key, |store| store.charge(charge)).await {
-                    Err(error) if !error.is_apart() => return caller.stand_in(charge, error).await,
-                    answer => answer?,
-                };
+            let decision = match caller.call_store(scope, key, |store| store.charge(charge)).await {
+                Err(error) if !error.is_apart() => return caller.stand_in(charge, error).await,
+                answer => answer?,
+            };
             for (place, (line, sent)) in charge.each().zip(sent).enumerate() {
-                let remember = caller.remember;
-                caller.node.known.note(place, &line, &mut decision, sent, remember);
+                caller.node.known.note(place, &line, &decision, sent);
             }
             Ok(decision)
         })
@@ -243,9 +213,9 @@ impl<S: Send + Sync + 'static> Store for Remote<S> {
             // another policy.
             return self.fallback().adjust(adjust);
         }
-        let (account, adjust) = (adjust.account().to_owned(), adjust.to_owned());
-        let (caller, node) = (Arc::clone(&self.caller), Arc::clone(&self.caller.node));
-        let forget = forget_around_call(move || node.known.correct(&account.as_account()));
+        let Account { scope, key, .. } = adjust.account();
+        let (caller, forget) = (Arc::clone(&self.caller), self.forget_around_call(scope, key));
+        let adjust = adjust.to_owned();
         // A correction that fails is dropped: what was taken stays counted (S14).
         Reply::later(async move {
             let adjust = adjust.as_adjust();
@@ -259,9 +229,8 @@ impl<S: Send + Sync + 'static> Store for Remote<S> {
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         // Even if this handle does not count in memory, other handles of the scope may.
         let local = self.fallback().reset(scope, key).into_now().unwrap_or(Ok(()));
-        let (caller, node) = (Arc::clone(&self.caller), Arc::clone(&self.caller.node));
-        let (of, id) = ((scope.clone(), key.clone()), (scope.clone(), key.clone()));
-        let forget = forget_around_call(move || node.known.reset(&of.0, &of.1));
+        let (caller, forget) = (Arc::clone(&self.caller), self.forget_around_call(scope, key));
+        let id = (scope.clone(), key.clone());
         Reply::later(async move {
             let (scope, key) = &id;
             let answer = caller.call_store(scope, key, |store| store.reset(scope, key)).await;
@@ -275,7 +244,11 @@ impl<S: Send + Sync + 'static> Store for Remote<S> {
     }
 
     fn remote(&self) -> Option<Remote> {
-        Some(Remote { caller: Arc::clone(&self.caller), settings: () })
+        Some(Remote { caller: Arc::clone(&self.caller) })
+    }
+
+    fn identity(&self) -> Option<String> {
+        Some(self.caller.store.identity().unwrap_or_else(|| self.address().to_string()))
     }
 
     fn now_ms(&self) -> u64 {
@@ -283,14 +256,13 @@ impl<S: Send + Sync + 'static> Store for Remote<S> {
     }
 }
 
-impl<S: Clone> Clone for Remote<S> {
+impl Clone for Remote {
     fn clone(&self) -> Self {
-        let Self { caller, settings } = self;
-        Self { caller: Arc::clone(caller), settings: settings.clone() }.with(|_| {})
+        Self { caller: Arc::clone(&self.caller) }.with(|_| {})
     }
 }
 
-impl<S> fmt::Debug for Remote<S> {
+impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (deadline, fallback) = (self.caller.deadline, self.fallback());
         f.debug_struct("Remote")
@@ -308,13 +280,12 @@ struct Node {
 }
 
 pub(crate) struct Caller {
-    pub(super) store: Arc<dyn Store>,
-    /// If the store keeps deadlines itself.
-    in_time: Option<InTime>,
+    store: Arc<dyn Store>,
+    /// If the store keeps deadlines itself: the one that ends its calls by `deadline`.
+    in_time: Option<Arc<dyn Store>>,
     node: Arc<Node>,
     pub(super) deadline: Option<Duration>,
-    /// In milliseconds.
-    remember: i64,
+    remember: Duration,
     on_failure: OnStoreFailure,
     outage: Outage,
 }
@@ -335,7 +306,7 @@ impl Caller {
     /// Returns the refusal by those lines that known facts refuse, else what to note the answer
     /// with.
     fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Vec<Sent>> {
-        if charge.is_peek() || self.remember == 0 {
+        if charge.is_peek() || self.remember.is_zero() {
             return Err(Vec::new());
         }
         let mut all_sent = Vec::with_capacity(charge.len());
@@ -351,8 +322,9 @@ impl Caller {
     }
 
     pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
-        for (account, _) in charge.lines().filter(|_| !charge.is_peek()) {
-            account.scope().observe().without_store(self.meanwhile());
+        if !charge.is_peek() {
+            let scopes = charge.lines().map(|(account, _)| account.scope());
+            scopes.for_each(|scope| scope.observe().without_store(self.meanwhile()));
             self.outage.count_answer_without();
         }
         match self.on_failure {
@@ -367,30 +339,51 @@ impl Caller {
         key: &Key,
         ask: impl FnOnce(&dyn Store) -> Reply<T>,
     ) -> Result<T, StoreError> {
-        let (deadline, ends_itself) = (self.deadline, self.in_time.is_some());
-        let domain = self.store.fault_domain(scope, key);
-        let in_flight = self.node.breaker.begin_call(domain, deadline)?;
-        let since = std::time::Instant::now();
+        let (store, breaker) = (self.in_time.as_ref().unwrap_or(&self.store), &self.node.breaker);
+        let domain = store.fault_domain(scope, key);
+        let cut_off = store.is_cut_off(scope, key);
+        let Some(in_flight) = breaker.begin_call(domain, self.deadline, cut_off) else {
+            let open = StoreError::new("the store keeps failing: the circuit breaker is open");
+            if self.outage.begin(domain, &open) {
+                self.log_failure(scope, key, &open);
+            }
+            return Err(open);
+        };
+        let since = Instant::now();
         let answer = {
             let _under_way = observe::call_under_way();
-            with_deadline(deadline.filter(|_| !ends_itself), ask(&*self.store)).await
+            let deadline = self.deadline.filter(|_| self.in_time.is_none());
+            with_deadline(deadline, ask(&**store)).await
         };
+        let took = since.elapsed();
         if !answer.as_ref().is_err_and(StoreError::is_unsent) {
-            scope.observe().store_was_called(since);
+            scope.observe().store_was_called(took);
         }
         if answer.as_ref().is_err_and(StoreError::is_failed_call) {
             scope.observe().store_failed();
         }
-        if !ends_itself {
-            self.node.breaker.report_answer(domain, None, &answer);
+        match &answer {
+            Err(error) if error.is_unsent() => {}
+            Err(error) if !error.is_of_key() && !error.is_apart() => {
+                // A missed deadline says nothing about those who wait longer.
+                let missed = self.deadline.filter(|deadline| took >= *deadline);
+                let began = self.in_time.as_ref().map(|_| since);
+                breaker.note_failure(domain, missed.unwrap_or(Duration::MAX), began);
+            }
+            _ => breaker.note_answer(domain),
+        }
+        if answer.is_err() && store.is_cut_off(scope, key) {
+            breaker.note_cut_off(domain);
         }
         drop(in_flight);
         match &answer {
-            Err(error) if error.is_of_key() => observe::mistake(&UNREADABLE),
+            Err(error) if error.is_of_key() => observe::mistake(&format_args!(
+                "{error}: requests for this key are answered without the store. Either something else \
+                 writes to the store's keys, or its user may not touch some of them"
+            )),
             Err(error) if !error.is_apart() => {
                 if self.outage.note_failure(domain, error) {
-                    let server = self.store.server(scope, key);
-                    scope.observe().store_fails(self.meanwhile(), server.as_deref(), error);
+                    self.log_failure(scope, key, error);
                 }
             }
             _ => {
@@ -400,6 +393,11 @@ impl Caller {
             }
         }
         answer
+    }
+
+    fn log_failure(&self, scope: &Scope, key: &Key, error: &StoreError) {
+        let server = self.store.server(scope, key);
+        scope.observe().store_fails(self.meanwhile(), server.as_deref(), error);
     }
 }
 
@@ -425,10 +423,4 @@ async fn with_deadline<T>(
         answer => answer,
     })
     .await
-}
-
-/// Now, and again when the guard is dropped with the reply: answers in between may be outdated.
-fn forget_around_call<F: Fn()>(forget: F) -> AtEnd<F> {
-    forget();
-    AtEnd(forget)
 }

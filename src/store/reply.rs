@@ -177,12 +177,16 @@ impl<T> fmt::Debug for Reply<T> {
 /// let error = StoreError::with_source("no connection", "refused by 192.0.2.1:6379");
 /// assert_eq!(error.to_string(), "no connection");
 /// assert!(error.source().is_some());
+///
+/// // What a store can say about the call, for `Remote` and its breaker.
+/// let busy = StoreError::new("all connections are in use").unsent();
+/// let foreign = StoreError::new("this key holds no count").of_key();
+/// let sharded = StoreError::new("the keys are on several servers").apart();
+/// # let _ = (busy, foreign, sharded);
 /// ```
 #[derive(Clone, Debug)]
 pub struct StoreError {
     message: Cow<'static, str>,
-    /// A code of the store or of the system, such as `OOM`.
-    code: Option<Box<str>>,
     source: Option<Arc<dyn Error + Send + Sync>>,
     fault: Fault,
     policy: Option<OnStoreFailure>,
@@ -203,7 +207,7 @@ impl StoreError {
     /// Creates an error with a short message, which must not contain keys or addresses.
     pub fn new(message: impl Into<Cow<'static, str>>) -> Self {
         let message = message.into();
-        Self { message, code: None, source: None, fault: Fault::Store, policy: None }
+        Self { message, source: None, fault: Fault::Store, policy: None }
     }
 
     /// Creates an error with a source, which `Display` does not show: it may contain an address.
@@ -214,24 +218,23 @@ impl StoreError {
         Self { source: Some(Arc::from(source.into())), ..Self::new(message) }
     }
 
-    /// The code contains no secret.
-    #[cfg(feature = "redis")]
-    pub(crate) fn with_code(self, code: &str) -> Self {
-        Self { code: Some(code.into()), ..self }
-    }
-
-    #[cfg(feature = "tokio")]
-    pub(crate) fn unsent(self) -> Self {
+    /// Says that nothing was sent, as where all connections are in use: no failure of the store.
+    #[must_use]
+    pub fn unsent(self) -> Self {
         Self { fault: Fault::Unsent, ..self }
     }
 
-    #[cfg(feature = "redis")]
-    pub(crate) fn of_key(self) -> Self {
+    /// Says that the store works, but not for this key: what is there is none of its counts, or may
+    /// not be touched. Requests for other keys still call the store.
+    #[must_use]
+    pub fn of_key(self) -> Self {
         Self { fault: Fault::Key, ..self }
     }
 
-    #[cfg(feature = "redis")]
-    pub(crate) fn apart(self) -> Self {
+    /// Says that the charge has lines in different places, and that nothing was done: they are then
+    /// charged one after the other.
+    #[must_use]
+    pub fn apart(self) -> Self {
         Self { fault: Fault::Apart, ..self }
     }
 
@@ -267,11 +270,7 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        match &self.code {
-            Some(code) => write!(f, " ({code})"),
-            None => Ok(()),
-        }
+        f.write_str(&self.message)
     }
 }
 

@@ -193,6 +193,7 @@ fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut R
         let state = Adjust::take(account, n as u64, &nothing).apply(at as u64, |_| None)[0].1;
         let mut expected = State::default();
         (expected.start, expected.used, expected.until) = (at, n, starts[to].1 * 1_000);
+        expected.end = starts[from + 1].1 * 1_000;
         assert_eq!(state, expected, "{first:?} in {name}, {n} windows");
         let now = random.i64(starts[passed].1 * 1_000..starts[passed + 1].1 * 1_000);
         let (later, _) = Charge::new(account, 0).decide(now as u64, |_, _| Some(state));
@@ -370,5 +371,37 @@ fn a_clock_that_steps_back_by_exactly_a_month_moves_the_count() {
         clock.set_ms(january.as_millisecond() as u64 + later);
         let decision = answer(limiter.check("alice"));
         assert_eq!((decision.used(), decision.reset_at()), (2, SystemTime::from(ends)));
+    }
+}
+
+/// Whoever wrote it had other zone data (S35): the end is an hour from where it is by ours.
+#[test]
+fn the_stored_end_of_a_window_binds() {
+    const HOUR: i64 = 3_600_000;
+    let (scope, key) = (Scope::named("any"), Key::from("alice"));
+    let month = Quota::per_month(10);
+    let quotas = Quotas::from(month);
+    let account = Account::new(&scope, &quotas, &key);
+    let november = account.window_at(&month, 1_700_000_000_000);
+    let decide = |now: i64, state: State| {
+        let (decision, writes) = Charge::new(account, 1).decide(now as u64, |_, _| Some(state));
+        let reset = decision.reset_at().duration_since(UNIX_EPOCH).expect("after 1970");
+        (decision.used(), reset.as_millis() as i64, writes[0].2)
+    };
+    for moved in [-HOUR, HOUR] {
+        let mut state = State::default();
+        (state.start, state.used) = (november.start, 7);
+        (state.end, state.until) = (november.end + moved, november.end + moved);
+        let last = decide(state.end - 1, state);
+        assert_eq!((last.0, last.1), (8, state.end), "it still runs");
+        assert_eq!((last.2.start, last.2.end, last.2.until), (state.start, state.end, state.end));
+        let december = account.window_at(&month, november.end as u64);
+        let next = decide(state.end, state);
+        assert_eq!((next.0, next.1), (1, december.end), "the next one begins");
+        assert_eq!(next.2.end, december.end);
+        // Of a debt of two months, one is paid then.
+        (state.used, state.until) = (17, december.end + moved);
+        let next = decide(state.end, state);
+        assert_eq!((next.0, next.1), (8, december.end));
     }
 }

@@ -50,47 +50,6 @@ async fn receipts_of_limits_shorten_what_other_nodes_remember() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_group_that_passes_updates_what_is_remembered() {
-    let database = Database::start();
-    let store = Remote::around(database.clone());
-    let limits = Limits::new([Quota::per_minute(10).name("far"), Quota::per_day(99).name("all")])
-        .store(store.clone());
-    let single = Quota::per_minute(10).name("far").store(store);
-    sleep(SECOND).await;
-    assert!(single.check_cost("alice", 8).await.expect("it answers").allowed());
-    assert_eq!(single.check_cost("alice", 5).await.expect("it answers").used(), 8);
-    assert!(limits.check(lines()).await.expect("it answers").allowed());
-    let calls = database.calls();
-    let known = single.check_cost("alice", 5).await.expect("it answers");
-    assert_eq!(database.calls(), calls, "it is remembered");
-    assert_eq!(known.used(), 9, "the store has told 9");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_group_that_passes_changes_retry_at() {
-    let database = Database::start();
-    let store = Remote::around(database.clone());
-    let quota = Quota::per_minute(10).reserve_up_to(30);
-    let limits = Limits::new([quota.name("far"), Quota::per_day(99).name("all")]).store(store);
-    let group = |cost| [Line::new("far", "alice", cost), Line::new("all", "alice", 1)];
-    sleep(SECOND).await;
-    assert!(limits.check(group(8)).await.expect("it answers").allowed());
-    let first = limits.check(group(5)).await.expect("it answers");
-    assert_eq!(first.retry_after(), Some(59 * SECOND));
-    // 28 of 10 are used: a cost of 5 fits in the fourth window.
-    assert!(limits.reserve(group(20)).await.expect("it answers").is_ok());
-    let calls = database.calls();
-    let known = limits.check(group(5)).await.expect("it answers");
-    assert_eq!(database.calls(), calls, "it is remembered");
-    let truth = limits.peek(group(5)).await.expect("it answers");
-    assert_eq!(
-        (known.used(), known.retry_after()),
-        (truth.used(), truth.retry_after()),
-        "remembered, and the store's"
-    );
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_remembered_debt_that_a_group_of_a_larger_plan_has_ended() {
     let database = Database::start();
     let (here, there) = (Remote::around(database.clone()), Remote::around(database.clone()));

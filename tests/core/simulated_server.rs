@@ -1,7 +1,6 @@
 //! A distant server, as its nodes see it: on tokio's paused clock, which only moves while the test
 //! waits.
 
-use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -79,12 +78,6 @@ impl Server {
         Node { server: self.clone(), remote: Remote::around(Way { server: self.clone() }) }
     }
 
-    /// A process with a deadline of ten seconds.
-    pub(crate) fn patient_node(&self) -> Node {
-        let Node { server, remote } = self.node();
-        Node { server, remote: remote.deadline(Duration::from_secs(10)) }
-    }
-
     /// The store itself, without distance, and without counting a call.
     pub(crate) fn memory(&self) -> &Counts {
         &self.0.memory
@@ -137,10 +130,4 @@ async fn pass(way: Duration) {
     if !way.is_zero() {
         sleep(way).await;
     }
-}
-
-/// Runs a test on a clock that moves when all tasks wait.
-pub(crate) fn paused<F: Future>(test: F) -> F::Output {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    runtime.enable_time().start_paused(true).build().expect("a runtime").block_on(test)
 }

@@ -13,4 +13,4 @@ pub use counts::Counts;
 pub use forward::Operation;
 pub use gateway::{Command, Fate, contains, gateway};
 pub use proxy::Proxy;
-pub use server::{ALONE, Server, ask, free_port, installed, shifted_clock, signal, wait_for};
+pub use server::{ALONE, Server, ask, free_port, installed, signal, wait_for};

@@ -231,3 +231,81 @@ async fn a_dropped_trial_of_an_earlier_outage_makes_no_room_beside_a_later_one()
     assert_eq!(store.calls(), 0, "one at a time");
     drop((later, third));
 }
+
+/// Its deadline is shorter than any answer takes.
+#[tokio::test(start_paused = true)]
+async fn a_missed_deadline_stops_only_those_who_would_not_wait_longer() {
+    let store = Told::to(Does::Hang, Duration::from_millis(1));
+    let hasty = store.remote.clone().expect("in front of it");
+    let patient = hasty.clone().deadline(Duration::from_secs(1));
+    let of = |remote: &Remote| Quota::per_day(9).name("told").store(remote.clone());
+    let (hasty, patient, other) = (of(&hasty), of(&patient), of(&patient));
+    for _ in 0..20 {
+        assert!(hasty.check(0_u64).await.is_err());
+    }
+    assert_eq!(store.calls(), 5, "it is stopped itself");
+    for _ in 0..4 {
+        assert!(patient.check(0_u64).await.is_err());
+    }
+    store.now(0, Does::AnswerLater);
+    assert!(other.check(0_u64).await.is_ok(), "four failures in a row");
+    store.now(0, Does::Hang);
+    for _ in 0..5 {
+        assert!(patient.check(0_u64).await.is_err());
+    }
+    store.calls();
+    assert!(other.check(0_u64).await.is_err() && hasty.check(0_u64).await.is_err());
+    assert_eq!(store.calls(), 0);
+}
+
+/// A part that no connection can be had to.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_cut_off_is_tried_now_and_then_and_by_the_first_request() {
+    struct CutOff(MemoryStore, Arc<Mutex<bool>>, Arc<AtomicUsize>);
+
+    impl Store for CutOff {
+        fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+            self.2.fetch_add(1, Ordering::SeqCst);
+            match *self.1.lock().expect("no panic") {
+                true => Reply::from(Err(StoreError::new("no connection").unsent())),
+                false => self.0.charge(charge),
+            }
+        }
+
+        fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+            self.0.adjust(adjust)
+        }
+
+        fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+            self.0.reset(scope, key)
+        }
+
+        fn is_cut_off(&self, _: &Scope, _: &Key) -> bool {
+            *self.1.lock().expect("no panic")
+        }
+    }
+
+    let (cut_off, calls) = (Arc::new(Mutex::new(false)), Arc::new(AtomicUsize::new(0)));
+    let store = CutOff(MemoryStore::new(), Arc::clone(&cut_off), Arc::clone(&calls));
+    let store = Remote::around(store).on_failure(OnStoreFailure::Deny);
+    let limiter = Quota::per_day(1_000).name("cut-off").store(store);
+    *cut_off.lock().expect("no panic") = true;
+    for _ in 0..20 {
+        assert!(limiter.check(0_u64).await.is_err());
+        advance(PAUSE / 10).await;
+    }
+    assert_eq!(calls.swap(0, Ordering::SeqCst), 2, "the first, and one after a pause");
+    advance(100 * PAUSE).await;
+    assert!(limiter.check(0_u64).await.is_err());
+    assert_eq!(calls.swap(0, Ordering::SeqCst), 1, "the first one after a while");
+    *cut_off.lock().expect("no panic") = false;
+    for _ in 0..5 {
+        assert!(limiter.check(0_u64).await.is_ok(), "at once");
+    }
+}
+
+#[test]
+#[should_panic(expected = "without Remote::around")]
+fn a_remote_around_a_remote_is_an_error() {
+    let _ = Remote::around(Remote::around(MemoryStore::new()));
+}

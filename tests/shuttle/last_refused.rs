@@ -18,6 +18,7 @@ mod window {
         pub(crate) start: i64,
         pub(crate) used: i64,
         pub(crate) until: i64,
+        pub(crate) end: i64,
     }
 }
 
@@ -29,7 +30,7 @@ use window::State;
 
 /// A key's state whose numbers all say which one it is.
 fn state(number: i64) -> State {
-    State { start: number, used: number, until: number }
+    State { start: number, used: number, until: number, end: 0 }
 }
 
 /// Key 1 is refused, and then what this is given happens, while another thread reads its copy.

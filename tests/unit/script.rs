@@ -1,7 +1,6 @@
 use super::*;
-use crate::key::Key;
-use crate::quota::Quota;
-use crate::store::account::{Account, Scope};
+use crate::store::Scope;
+use crate::{Key, Quota, Quotas};
 
 /// Whatever a server answers is a decision or an error. The arithmetic is checked for overflows
 /// here.

@@ -33,6 +33,7 @@ impl LastRefused {
             start: self.start.load(Ordering::Relaxed),
             used: self.used.load(Ordering::Relaxed),
             until: self.until.load(Ordering::Relaxed),
+            end: 0,
         };
         // If one of these was of a later change, the second load of the version sees that.
         fence(Ordering::Acquire);

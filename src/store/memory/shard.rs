@@ -6,7 +6,7 @@ use super::super::sharded::fingerprint;
 use super::super::table::{Bucket, Entry, Found, Slot, Table};
 use super::time::Reading;
 use crate::key::Key;
-use crate::quota::{Quota, fmix64};
+use crate::quota::{Anchor, Quota, fmix64};
 use crate::window::{MAX, State, Window};
 
 mod running;
@@ -187,9 +187,11 @@ impl Shard {
         let shift = account.shift(quota);
         let free = match self.table.find(home.fingerprint(quota), now, taken) {
             Found::Entry(slot) => {
-                let state = state(self.table.get(slot));
-                let window = Window::saved(now, state, quota)
-                    .unwrap_or_else(|| Window::at(now, Some(state), quota, shift));
+                let mut state = state(self.table.get(slot));
+                if let Anchor::Calendar(calendar) = quota.anchor {
+                    state.end = calendar.saved_end(state.start).unwrap_or_default();
+                }
+                let window = Window::at(now, Some(state), quota, shift);
                 return (CountedIn::Own(slot), window);
             }
             Found::Free(slot) => Some(slot),
@@ -310,7 +312,7 @@ impl Shard {
 
     #[inline]
     pub(super) fn write(&mut self, now: i64, place: CountedIn, state: State) {
-        let State { start, used, until } = state;
+        let State { start, used, until, .. } = state;
         match place {
             CountedIn::Own(slot) | CountedIn::Free(slot) | CountedIn::Inheriting(slot) => {
                 self.table.set(slot, until, Count { start, used });
@@ -328,7 +330,7 @@ impl Shard {
 #[inline]
 fn state(entry: Entry<Count>) -> State {
     let Entry { until, payload: Count { start, used }, .. } = entry;
-    State { start, used, until }
+    State { start, used, until, end: 0 }
 }
 
 /// Moves a window that begins a window or more ahead (S4), and returns whether it did. The count

@@ -23,16 +23,10 @@ use tokio::time::Instant;
 use super::connect::NEVER;
 use super::link::{Link, Origin};
 use super::script::{Answer, Commands};
-use crate::clock::{Clock, SystemClock};
-use crate::decision::Decision;
-use crate::key::Key;
-use crate::store::Store;
-use crate::store::account::{Scope, instant};
-use crate::store::adjust::Adjust;
-use crate::store::charge::Charge;
-use crate::store::remote::InTime;
-use crate::store::reply::{Reply, StoreError};
+use crate::store::account::instant;
+use crate::store::{Adjust, Charge, Reply, Scope};
 use crate::sync::{self, AtEnd};
+use crate::{Clock, Decision, Key, Store, StoreError, SystemClock};
 
 mod call;
 mod failure;
@@ -42,14 +36,18 @@ pub(super) use failure::address_error;
 use failure::unexpected_answer;
 use gather::{Gather, Question};
 
+const DEADLINE: Duration = Duration::from_millis(250);
+
 #[derive(Clone)]
 pub(super) struct Calls {
     runtimes: Arc<Runtimes>,
     pub(super) one_by_one: bool,
     pub(super) commands: Commands,
-    deadline: Duration,
+    pub(super) deadline: Duration,
     /// Of a test, in place of the server's.
     pub(super) clock: Option<Arc<dyn Clock>>,
+    /// The server and the number of its database, if the app has given its address.
+    pub(super) database: Option<Arc<str>>,
 }
 
 impl Calls {
@@ -58,14 +56,10 @@ impl Calls {
             runtimes: Runtimes::new(origin),
             one_by_one: false,
             commands: Commands::new(""),
-            deadline: Duration::MAX,
+            deadline: DEADLINE,
+            database: None,
             clock: None,
         }
-    }
-
-    pub(super) fn in_time(&self) -> InTime {
-        let calls = self.clone();
-        Arc::new(move |deadline| Arc::new(Self { deadline, ..calls.clone() }))
     }
 
     fn now(&self) -> Option<i64> {
@@ -146,6 +140,19 @@ impl Store for Calls {
         let here = Handle::try_current().ok().and_then(|runtime| gathers.get(&runtime.id()));
         let gather = here.or_else(|| gathers.values().next());
         gather.map_or(0, |gather| gather.link.for_key(key.as_bytes()).fault_domain())
+    }
+
+    fn is_cut_off(&self, scope: &Scope, key: &Key) -> bool {
+        let origin = &self.runtimes.origin;
+        origin.is_cut_off() && origin.is_node_cut_off(self.fault_domain(scope, key))
+    }
+
+    fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(Self { deadline, ..self.clone() }))
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.database.as_ref().map(|database| format!("{database} {}", self.commands.prefix))
     }
 
     fn server(&self, scope: &Scope, key: &Key) -> Option<Arc<str>> {

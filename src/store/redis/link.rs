@@ -40,10 +40,9 @@ use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connect::{NEVER, silence};
-use crate::store::reply::StoreError;
 
 mod origin;
 mod shards;
@@ -128,7 +127,6 @@ impl Link {
                     health,
                     after_replica: status.after_replica && status.made_at.elapsed() < IDLE,
                     at: now,
-                    patience,
                     unsent: false,
                 }));
             }
@@ -140,7 +138,6 @@ impl Link {
             return Ok(Err(origin.instant(now) + PAUSE));
         }
         upkeep.asked_at.store(now, Relaxed);
-        let longest = upkeep.longest_patience.fetch_max(patience, Relaxed).max(patience);
         // If a probe is needed, it reads a key that is really used.
         health.set_probe_key(self.key.as_ref());
         let check_ends = health.check_ends.load(Relaxed);
@@ -163,7 +160,7 @@ impl Link {
         if !failed && now < until {
             return Ok(Err(origin.instant(until)));
         }
-        if failed || longest == patience {
+        if failed || now >= health.lost_since().saturating_add(upkeep.pace()) {
             origin.cut_off(health.node, health.lost_since());
         }
         Err(status.error.clone().unwrap_or_else(silence))
@@ -191,6 +188,31 @@ impl Link {
         first
     }
 
+    /// Slots may have moved since the call.
+    fn current_health(&self, made: u64, health: &Arc<Health>) -> Arc<Health> {
+        let status = self.upkeep.status.borrow();
+        let is_current = self.upkeep.origin.sharded && status.made == made;
+        let current = if is_current { status.shards.shard_of(self.key.as_deref()) } else { health };
+        Arc::clone(current)
+    }
+
+    /// A call that was sent at `at` has no answer. One whose callers waited for less than it takes
+    /// to judge a connection says nothing about it.
+    fn report_silence(&self, made: u64, health: &Arc<Health>, at: u64) {
+        let Upkeep { origin, .. } = &*self.upkeep;
+        let (now, health) = (origin.now(), &self.current_health(made, health));
+        if now < at.saturating_add(self.upkeep.pace()) {
+            return;
+        }
+        if health.answered_at.load(Relaxed) <= at {
+            // No call was answered since this one was sent: more than this one is late.
+            self.mark_silent(made, health, at);
+        } else if origin.sharded && health.check_ends.load(Relaxed) <= now {
+            // Another shard may have answered since, if slots have moved.
+            self.start_check(health, Some(at));
+        }
+    }
+
     /// Tests the shard: it may answer again.
     fn mark_silent(&self, made: u64, health: &Health, since: u64) {
         if self.mark_lost(made, health, since) {
@@ -207,8 +229,6 @@ pub(super) struct Connection {
     /// The connection before led to a replica: if this one does, the next one may, too.
     after_replica: bool,
     at: u64,
-    /// The longest of its callers, in milliseconds.
-    patience: u64,
     unsent: bool,
 }
 
@@ -223,8 +243,16 @@ impl Connection {
             taken?;
         }
         let start = Instant::now();
-        health.note_sent(upkeep.origin.now() + self.patience);
-        let answer = self.connection.req_packed_command(cmd).await.map_err(name_end);
+        health.note_sent(upkeep.origin.now() + upkeep.pace());
+        let mut answer = self.connection.req_packed_command(cmd);
+        let answer = match timeout(Duration::from_millis(upkeep.pace()), &mut answer).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.link.report_silence(self.made, &self.health, self.at);
+                answer.await
+            }
+        };
+        let answer = answer.map_err(name_end);
         if answer.is_ok() {
             upkeep.note_round_trip(start.elapsed());
             let now = upkeep.origin.now();
@@ -238,16 +266,7 @@ impl Connection {
     pub(super) fn report_outcome<T>(&self, outcome: Option<Result<&T, &RedisError>>) {
         let &Self { ref link, made, at, .. } = self;
         let upkeep = &link.upkeep;
-        let (now, sharded) = (upkeep.origin.now(), upkeep.origin.sharded);
-        let mut health = Arc::clone(&self.health);
-        if sharded {
-            let status = upkeep.status.borrow();
-            // Slots may have moved since.
-            if status.made == made {
-                health = Arc::clone(status.shards.shard_of(link.key.as_deref()));
-            }
-        }
-        let health = &health;
+        let (now, health) = (upkeep.origin.now(), &link.current_health(made, &self.health));
         match outcome {
             // A closed connection can be replaced at once.
             Some(Err(error)) if error.is_io_error() => link.mark_silent(made, health, now),
@@ -262,19 +281,8 @@ impl Connection {
                 }
             }
             Some(answer) => health.note_answer(now, answer.is_ok()),
-            // No call was answered since this one was sent: more than this one is late.
-            None if health.answered_at.load(Relaxed) <= at => link.mark_silent(made, health, at),
-            // Another shard may have answered since, if slots have moved.
-            None if sharded && health.check_ends.load(Relaxed) <= now => {
-                link.start_check(health, Some(at));
-            }
-            None => {}
+            None => link.report_silence(made, health, at),
         }
-    }
-
-    pub(super) fn report_answer<T>(&self, answer: &Result<T, StoreError>) {
-        let origin = &self.link.upkeep.origin;
-        origin.breaker.report_answer(self.health.node, Some(origin.instant(self.at)), answer);
     }
 
     pub(super) fn keeps_scripts(&self) -> bool {

@@ -6,10 +6,8 @@ use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value, cmd};
 
-use crate::decision::Decision;
-use crate::quota::{Anchor, Quotas, Span};
-use crate::store::charge::Charge;
-use crate::window::{State, Window};
+use crate::Decision;
+use crate::store::{Account, Charge, State, Windows};
 
 mod command;
 mod merged;
@@ -152,11 +150,12 @@ impl Answer {
         if answers.len() != charge.len() {
             return None;
         }
-        let seen = charge.each().zip(answers).map(|(line, of)| of.basis(&line, now));
+        let seen = charge.lines().zip(answers).map(|(line, of)| of.seen(line, now));
         let seen = seen.collect::<Option<Vec<_>>>()?;
         let time = seen.iter().map(|seen| seen.now).max()?;
-        let lines = seen.iter().map(|seen| (&seen.windows[..], seen.states.as_ref()));
-        let decision = charge.decide_over(time, lines, |_, _| {});
+        let mut states = seen.iter().flat_map(|seen| &seen.states);
+        let time = u64::try_from(time).ok()?;
+        let (decision, _) = charge.decide(time, |_, _| states.next().copied().flatten());
         let mut taken = charge.lines().zip(seen.iter().map(|seen| seen.taken));
         let agreed = match decision.allowed() {
             true if charge.is_peek() => taken.all(|(_, taken)| taken == 0),
@@ -167,14 +166,14 @@ impl Answer {
         agreed.then_some(decision)
     }
 
-    fn basis<'a>(&self, charge: &Charge<'a>, now: Option<i64>) -> Option<Basis<'a>> {
+    fn seen(&self, line: (Account<'_>, u64), now: Option<i64>) -> Option<Seen> {
         match self {
             Self::Plain(time, used) => {
-                let taken = if *used < 0 { 0 } else { charge.cost() as i64 };
+                let taken = if *used < 0 { 0 } else { line.1 as i64 };
                 let used = if *used < 0 { -used - 1 } else { used - taken };
-                plain_basis(charge, now.unwrap_or(*time), used, taken)
+                plain_state(line.0, now.unwrap_or(*time), used, taken)
             }
-            Self::General(numbers) => general_basis(charge, numbers),
+            Self::General(numbers) => general_states(line.0, numbers),
             Self::Group(_) => None,
         }
     }
@@ -184,60 +183,58 @@ fn unexpected_answer() -> RedisError {
     (ErrorKind::UnexpectedReturnType, "an unexpected answer").into()
 }
 
-struct Basis<'a> {
+struct Seen {
     now: i64,
-    windows: [Window<'a>; Quotas::MAX],
-    /// `None` if the answer does not show them as they are stored.
-    states: Option<[Option<State>; Quotas::MAX]>,
     /// At most 0 if the charge was refused.
     taken: i64,
+    /// As they were stored before, for each quota.
+    states: Vec<Option<State>>,
 }
 
-fn general_basis<'a>(charge: &Charge<'a>, answer: &[Option<i64>]) -> Option<Basis<'a>> {
+fn general_states(account: Account<'_>, answer: &[Option<i64>]) -> Option<Seen> {
     let &[Some(now), Some(taken), ref numbers @ ..] = answer else { return None };
-    let (account, mut numbers) = (charge.account(), numbers.iter().copied());
-    let (mut states, mut seen) = ([None; Quotas::MAX], [None; Quotas::MAX]);
-    let mut are_raw = true;
-    for (i, quota) in account.quotas().iter().enumerate() {
+    let mut numbers = numbers.iter().copied();
+    let mut states = Vec::with_capacity(account.quotas().as_ref().len());
+    for quota in account.quotas() {
         let (start, used, until) = (numbers.next()?, numbers.next()?, numbers.next()?);
-        if let Anchor::Calendar(calendar) = quota.anchor {
-            let (start, used) = (start?, used?);
-            let (end, is_stored) = (numbers.next()??, numbers.next()?.is_some());
-            // No window is empty, and no count ends before it begins, here and below.
-            if end <= start || until.is_some_and(|n| n < 1) {
-                return None;
+        let (mut end, mut until) = (None, until);
+        if let Windows::OnCalendar(calendar) = account.windows_of(quota) {
+            let (ends, number) = (numbers.next()?, numbers.next()?);
+            if let (Some(ends), Some(number), Some(n)) = (ends, number, until) {
+                // No window is empty, and no count ends before it begins, here and below.
+                end = Some(ends).filter(|ends| start < Some(*ends));
+                end?;
+                until = match n {
+                    ..1 => return None,
+                    1 => end,
+                    _ => Some(calendar.start_of(number.saturating_add(n))),
+                };
             }
-            let span = Span { start, end };
-            seen[i] = Some(Window::known(quota, span, used, until));
-            states[i] = until.map(|n| State { start, used, until: calendar.after(start, n) });
-            // An end by other zone data binds all nodes (S35), but is not worked out here.
-            // A count that is cut to the plan's capacity may be less in the store.
-            let least = quota.limit as i64 - quota.capacity as i64;
-            are_raw &= calendar.around(start) == span
-                && (until.is_none() || (is_stored || taken > 0) && used > least);
-        } else if let Some(until) = until {
-            let state = State { start: start?, used: used?, until };
-            states[i] = Some(state).filter(|state| state.start <= until);
-            states[i]?;
         }
+        let state = until.map(|until| {
+            let mut state = State::default();
+            (state.start, state.used, state.until) = (start?, used?, until);
+            state.end = end.unwrap_or_default();
+            Some(state).filter(|state| state.start <= until)
+        });
+        states.push(match state {
+            Some(state) => Some(state?),
+            None => None,
+        });
     }
-    if numbers.next().is_some() {
-        return None;
-    }
-    let windows = account
-        .windows(|i, quota| seen[i].unwrap_or_else(|| account.window(now, quota, |_| states[i])));
-    Some(Basis { now, windows, states: are_raw.then_some(states), taken })
+    numbers.next().is_none().then_some(Seen { now, taken, states })
 }
 
-fn plain_basis<'a>(charge: &Charge<'a>, now: i64, used: i64, taken: i64) -> Option<Basis<'a>> {
-    let account = charge.account();
-    let Span { start, end } = account
-        .windows::<1>(|_, quota| Window::at(now, None, quota, account.shift(quota)))[0]
-        .span();
+fn plain_state(account: Account<'_>, now: i64, used: i64, taken: i64) -> Option<Seen> {
+    let quota = account.quotas().as_ref().first()?;
+    let Windows::Grid { start: grid } = account.windows_of(quota) else { return None };
+    let length = quota.window().as_millis() as i64;
     // A refused charge had a state. If the charge passed, nothing depends on that.
-    let states = [Some(State { start, used, until: end }), None, None, None];
-    let windows = account.windows(|i, quota| account.window(now, quota, |_| states[i]));
-    Some(Basis { now, windows, states: Some(states), taken })
+    let mut state = State::default();
+    state.used = used;
+    state.start = now - now.checked_sub(grid as i64)?.rem_euclid(length);
+    state.until = state.start.saturating_add(length);
+    Some(Seen { now, taken, states: vec![Some(state)] })
 }
 
 #[cfg(test)]

@@ -1,20 +1,24 @@
 //! Stops calls to a store that keeps failing, except for a call now and then that tests it (S32).
+//!
+//! A missed deadline says nothing to callers who wait longer. So the breaker opens for those who
+//! would wait no longer than each of the last failures did. Other failures meet all callers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::super::reply::StoreError;
 use crate::sync::{self, AtEnd, Instant, Mutex};
 
 /// Consecutive failures before the breaker opens, of calls that are sent one after the other.
-const FAILURES: u32 = 5;
+const FAILURES: usize = 5;
 /// How long the breaker stays open before a single call may test the store.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Failures of a part that is no longer called are forgotten.
+const FORGOTTEN: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-pub(crate) struct Breaker {
+pub(super) struct Breaker {
     /// Parts that fail: usually none, and then nothing is locked.
     failing: AtomicUsize,
     domains: Mutex<HashMap<u64, Failures>>,
@@ -23,10 +27,9 @@ pub(crate) struct Breaker {
 
 #[derive(Default)]
 struct Failures {
-    in_a_row: u32,
-    last: Option<Instant>,
-    /// Nothing can be sent to the part.
-    cut_off: bool,
+    /// The most patient of the consecutive ones: how long each call would have waited, and when its
+    /// failure was known.
+    most_patient: Vec<(Duration, Instant)>,
     next: Option<Instant>,
     /// The number of the call that tests the store, and when the call is given up.
     probe: Option<(u64, Instant)>,
@@ -36,96 +39,97 @@ impl Failures {
     fn pause(&mut self) {
         self.next = Some(Instant::now() + PAUSE);
     }
+
+    fn stop(&self, patience: Duration) -> bool {
+        self.most_patient.len() == FAILURES
+            && self.most_patient.iter().all(|(waited, _)| *waited >= patience)
+    }
+
+    /// Not again if such a failure became known after the call had begun.
+    fn add(&mut self, patience: Duration, began: Option<Instant>) {
+        let is_known = |&(waited, known_at): &(Duration, Instant)| {
+            waited >= patience && began.is_some_and(|began| known_at > began)
+        };
+        if self.most_patient.iter().any(is_known) {
+            return;
+        }
+        self.most_patient.push((patience, Instant::now()));
+        self.most_patient.sort_by(|a, b| b.cmp(a));
+        self.most_patient.truncate(FAILURES);
+        self.pause();
+    }
 }
 
 impl Breaker {
-    /// The call ends when the guard is dropped. While the breaker is open, one call may be made in
-    /// each pause, and one at a time. It is given up after `longest`, if that is known.
+    /// The call ends when the guard is dropped. While the breaker is open, or nothing can be sent,
+    /// one call may be made in each pause, and one at a time; there is no guard for others. It is
+    /// given up after its deadline.
     pub(super) fn begin_call(
         self: &Arc<Self>,
         domain: u64,
-        longest: Option<Duration>,
-    ) -> Result<AtEnd<impl Fn() + use<>>, StoreError> {
+        deadline: Option<Duration>,
+        cut_off: bool,
+    ) -> Option<AtEnd<impl Fn() + use<>>> {
         let mut probe = None;
-        if self.failing.load(Ordering::Relaxed) > 0
-            && let Some(failures) = sync::lock(&self.domains).get_mut(&domain)
-            && (failures.cut_off || failures.in_a_row >= FAILURES)
-        {
-            let now = Instant::now();
-            let is_tried = failures.probe.is_some_and(|(_, until)| now < until);
-            if is_tried || failures.next.is_some_and(|next| now < next) {
-                return Err(StoreError::new(
-                    "the store keeps failing: the circuit breaker is open",
-                ));
+        if cut_off || self.failing.load(Ordering::Relaxed) > 0 {
+            let patience = deadline.unwrap_or(Duration::MAX);
+            let may_begin = self.change(domain, |failures| {
+                if !cut_off && !failures.stop(patience) {
+                    return true;
+                }
+                let now = Instant::now();
+                let is_tried = failures.probe.is_some_and(|(_, until)| now < until);
+                if is_tried || failures.next.is_some_and(|next| now < next) {
+                    return false;
+                }
+                let number = self.probes.fetch_add(1, Ordering::Relaxed);
+                failures.pause();
+                // A call whose end is too far away to be an instant counts as given up.
+                let until = now.checked_add(deadline.unwrap_or(PAUSE));
+                failures.probe = until.map(|until| (number, until));
+                probe = Some(number);
+                true
+            });
+            if !may_begin {
+                return None;
             }
-            let number = self.probes.fetch_add(1, Ordering::Relaxed);
-            failures.pause();
-            // A call whose end is too far away to be an instant counts as given up.
-            let until = now.checked_add(longest.unwrap_or(PAUSE));
-            failures.probe = until.map(|until| (number, until));
-            probe = Some(number);
         }
         let this = Arc::clone(self);
-        Ok(AtEnd(move || {
-            if let Some(probe) = probe
-                && let Some(failures) = sync::lock(&this.domains).get_mut(&domain)
-                && failures.probe.is_some_and(|(of, _)| of == probe)
-            {
-                failures.probe = None;
+        Some(AtEnd(move || {
+            if let Some(probe) = probe {
+                this.change(domain, |failures| {
+                    failures.probe = failures.probe.filter(|(of, _)| *of != probe);
+                });
             }
         }))
     }
 
-    /// The failure of a call that was `sent` before the last failure was known does not count
-    /// again.
-    pub(crate) fn report_answer<T>(
-        &self,
-        domain: u64,
-        sent: Option<Instant>,
-        answer: &Result<T, StoreError>,
-    ) {
-        match answer {
-            Err(error) if error.is_unsent() => {}
-            Err(error) if !error.is_of_key() && !error.is_apart() => {
-                self.change_failures(domain, |failures| {
-                    if sent.is_none() || sent > failures.last {
-                        failures.in_a_row = failures.in_a_row.saturating_add(1);
-                        failures.last = Some(Instant::now());
-                        failures.pause();
-                    }
-                })
-            }
-            _ if self.failing.load(Ordering::Relaxed) > 0 => {
-                self.change_failures(domain, |failures| *failures = Failures::default());
-            }
-            _ => {}
-        }
+    /// `began`: if several may have failed with one call that they share.
+    pub(super) fn note_failure(&self, domain: u64, patience: Duration, began: Option<Instant>) {
+        self.change(domain, |failures| failures.add(patience, began));
     }
 
-    #[cfg(feature = "redis")]
-    pub(crate) fn cut_off(&self, domain: u64) {
-        self.change_failures(domain, |failures| {
-            if !failures.cut_off {
-                failures.cut_off = true;
+    /// The first of those that find it so begins the pause.
+    pub(super) fn note_cut_off(&self, domain: u64) {
+        self.change(domain, |failures| {
+            if failures.next.is_none_or(|next| next <= Instant::now()) {
                 failures.pause();
             }
         });
     }
 
-    #[cfg(feature = "redis")]
-    pub(crate) fn note_connected(&self, domain: u64) {
+    pub(super) fn note_answer(&self, domain: u64) {
         if self.failing.load(Ordering::Relaxed) > 0 {
-            self.change_failures(domain, |failures| failures.cut_off = false);
+            self.change(domain, |failures| *failures = Failures::default());
         }
     }
 
-    fn change_failures(&self, domain: u64, change: impl FnOnce(&mut Failures)) {
+    fn change<T>(&self, domain: u64, change: impl FnOnce(&mut Failures) -> T) -> T {
         let mut domains = sync::lock(&self.domains);
-        let failures = domains.entry(domain).or_default();
-        change(failures);
-        if failures.in_a_row == 0 && !failures.cut_off {
-            domains.remove(&domain);
-        }
+        let changed = change(domains.entry(domain).or_default());
+        let now = Instant::now();
+        domains.retain(|_, failures| failures.next.is_some_and(|next| now < next + FORGOTTEN));
         self.failing.store(domains.len(), Ordering::Relaxed);
+        changed
     }
 }

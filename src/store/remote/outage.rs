@@ -26,6 +26,11 @@ struct Failing {
 }
 
 impl Outage {
+    /// If the handle's outage is on already, it was told why.
+    pub(super) fn begin(&self, domain: u64, error: &StoreError) -> bool {
+        !self.is_on.load(Ordering::Relaxed) && self.note_failure(domain, error)
+    }
+
     pub(super) fn note_failure(&self, domain: u64, error: &StoreError) -> bool {
         let cause = (domain, error.to_string());
         let mut state = sync::lock(&self.state);

@@ -1,8 +1,8 @@
 //! Makes one call to the server, in a task of its own: [`call_server`].
 //!
-//! The task keeps the deadline, reports the outcome to the link and the breaker, answers its
-//! callers, and ends whether or not they still wait. The question of a caller that is gone before
-//! the call is not sent.
+//! The task keeps the deadline, reports the outcome to the link, answers its callers, and ends
+//! whether or not they still wait. The question of a caller that is gone before the call is not
+//! sent.
 
 use std::borrow::Cow;
 use std::mem::take;
@@ -16,7 +16,6 @@ use super::super::script::rights::{self, missing_command};
 use super::super::script::{Answer, MANY, MergedCall, ONE, is_script};
 use super::failure::{is_of_forbidden_key, late_error, store_error, unsent_error};
 use super::gather::QueuedQuestion;
-use crate::store::reply::StoreError;
 
 const MISSING_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
@@ -48,7 +47,7 @@ pub(crate) async fn call_server(
         Some(Ok((answers, took))) => {
             answers.iter().for_each(|answer| over.report_outcome(Some(answer.as_ref())));
             for (waiting, answer) in batch.into_iter().zip(answers) {
-                report_and_answer(&over, waiting, answer.map_err(store_error));
+                waiting.send_answer(answer.map_err(store_error));
             }
             return Ok(took);
         }
@@ -68,7 +67,7 @@ pub(crate) async fn call_server(
         }
     };
     for waiting in batch {
-        report_and_answer(&over, waiting, Err(error.clone()));
+        waiting.send_answer(Err(error.clone()));
     }
     Ok(None)
 }
@@ -80,15 +79,6 @@ fn is_refused_as_one(error: &RedisError, batch: &[QueuedQuestion]) -> bool {
         || says("keys must be in same slot")
         || says("bad lua script for redis cluster");
     refused && batch.iter().map(|waiting| waiting.asked.len()).sum::<usize>() > 1
-}
-
-fn report_and_answer(
-    over: &Connection,
-    waiting: QueuedQuestion,
-    answer: Result<Answer, StoreError>,
-) {
-    over.report_answer(&answer);
-    waiting.send_answer(answer);
 }
 
 /// Sends the questions whose callers still wait; again only if nothing was done: the connection had
@@ -124,9 +114,7 @@ async fn send_and_resend(
                 for (waiting, answer) in take(batch).into_iter().zip(answers) {
                     match is_refused_by_replica(&answer) {
                         true => batch.push(waiting),
-                        false => {
-                            report_and_answer(connection, waiting, answer.map_err(store_error))
-                        }
+                        false => waiting.send_answer(answer.map_err(store_error)),
                     }
                 }
             }

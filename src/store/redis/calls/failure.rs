@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::super::connect::describe_tls_refusal;
 use super::super::connect::{FULL, SILENT};
 use super::super::script::rights::missing_command;
-use crate::store::reply::StoreError;
+use crate::StoreError;
 
 /// Timers are not so late on a busy machine.
 const STALL: Duration = Duration::from_millis(50);
@@ -56,12 +56,12 @@ pub(crate) fn runtime_ended_error() -> StoreError {
 
 pub(crate) fn store_error(error: RedisError) -> StoreError {
     let (what, more) = cause(&error);
-    let failed = StoreError::with_source(what, error);
-    let failed = if [OTHER_VALUE, FORBIDDEN].contains(&what) { failed.of_key() } else { failed };
-    match more {
-        Some(more) => failed.with_code(&more),
-        None => failed,
-    }
+    let is_of_key = [OTHER_VALUE, FORBIDDEN].contains(&what);
+    let failed = match more {
+        Some(more) => StoreError::with_source(format!("{what} ({more})"), error),
+        None => StoreError::with_source(what, error),
+    };
+    if is_of_key { failed.of_key() } else { failed }
 }
 
 /// In words that the operator can act on, and what is known beyond.

@@ -20,7 +20,7 @@ use super::super::link::Link;
 use super::super::script::{self, Answer};
 use super::call::{Split, call_server};
 use super::failure::{late_error, runtime_ended_error, unsent_error};
-use crate::store::reply::StoreError;
+use crate::StoreError;
 use crate::sync::{self, AtEnd};
 
 /// Yields of a sender before it sends. tokio returns to it after some sixty tasks, and callers that

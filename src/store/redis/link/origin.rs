@@ -1,7 +1,7 @@
 //! Where the connections of a store come from, [`Origin`], and a connection of any kind,
 //! [`Handle`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,6 @@ use tokio::time::Instant;
 
 use super::shards::{Answering, Shards};
 use crate::store::redis::script::rights;
-use crate::store::remote::Breaker;
 use crate::sync;
 
 pub(crate) type Connected = (Box<dyn Handle>, Shards);
@@ -26,7 +25,8 @@ pub(crate) struct Origin {
     pub(crate) connect: Option<Connect>,
     pub(crate) sharded: bool,
     pub(crate) servers: Arc<Servers>,
-    pub(crate) breaker: Arc<Breaker>,
+    /// Parts that no connection can be had to: usually none, and then nothing is locked.
+    cut_off: (AtomicBool, Mutex<HashSet<u64>>),
     since: Instant,
     /// When a runtime last got an answer, in milliseconds after `since`.
     answered_at: AtomicU64,
@@ -69,9 +69,10 @@ impl Origin {
     }
 
     fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
-        let (breaker, since, answered_at) = (Arc::default(), Instant::now(), AtomicU64::new(0));
+        let (cut_off, since) = (Default::default(), Instant::now());
+        let answered_at = AtomicU64::new(0);
         let (permitted, servers) = (AtomicBool::new(false), Arc::default());
-        Self { given, connect, sharded, servers, breaker, since, answered_at, permitted }
+        Self { given, connect, sharded, servers, cut_off, since, answered_at, permitted }
     }
 
     pub(crate) fn now(&self) -> u64 {
@@ -90,8 +91,29 @@ impl Origin {
     /// another runtime can. In a cluster, that answer may be another shard's.
     pub(crate) fn cut_off(&self, node: u64, lost_since: u64) {
         if self.sharded || self.answered_at.load(Ordering::Relaxed) <= lost_since {
-            self.breaker.cut_off(node);
+            self.change_cut_off(|nodes| _ = nodes.insert(node));
         }
+    }
+
+    pub(crate) fn note_connected(&self, node: u64) {
+        if self.is_cut_off() {
+            self.change_cut_off(|nodes| _ = nodes.remove(&node));
+        }
+    }
+
+    fn change_cut_off(&self, change: impl FnOnce(&mut HashSet<u64>)) {
+        let mut nodes = sync::lock(&self.cut_off.1);
+        change(&mut nodes);
+        self.cut_off.0.store(!nodes.is_empty(), Ordering::Relaxed);
+    }
+
+    /// A part, at least.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.cut_off.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_node_cut_off(&self, node: u64) -> bool {
+        sync::lock(&self.cut_off.1).contains(&node)
     }
 }
 

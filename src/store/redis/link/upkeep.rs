@@ -33,6 +33,9 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
 /// Attempts in flight at a time: each holds a socket.
 const ATTEMPTS: u32 = 3;
+/// Without an answer for this long, or for four round trips, a connection is checked, whatever the
+/// patience of callers.
+const PACE: Duration = Duration::from_millis(200);
 /// A check is given up this long after it should have ended.
 const LATE: Duration = Duration::from_millis(100);
 /// Consecutive lost connections until the pause, which doubles with each, is the longest.
@@ -45,8 +48,6 @@ pub(super) struct Upkeep {
     pub(super) status: watch::Sender<Status>,
     /// When a caller last found no connection, in milliseconds of the origin's clock.
     pub(super) asked_at: AtomicU64,
-    /// Of such a caller, in milliseconds.
-    pub(super) longest_patience: AtomicU64,
     /// The shortest, in microseconds.
     round_trip: AtomicU64,
 }
@@ -99,7 +100,6 @@ impl Upkeep {
             origin: Arc::clone(origin),
             status: watch::Sender::new(status),
             asked_at: AtomicU64::new(0),
-            longest_patience: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
         }
     }
@@ -107,6 +107,12 @@ impl Upkeep {
     fn grace(&self) -> Duration {
         let round_trip = Duration::from_micros(self.round_trip.load(Relaxed));
         (2 * round_trip).clamp(LEAST_GRACE, MOST_GRACE)
+    }
+
+    /// In milliseconds.
+    pub(super) fn pace(&self) -> u64 {
+        let round_trip = Duration::from_micros(self.round_trip.load(Relaxed));
+        PACE.max(4 * round_trip).as_millis() as u64
     }
 
     pub(super) fn note_round_trip(&self, time: Duration) {
@@ -132,7 +138,7 @@ impl Upkeep {
     fn clear_loss(&self, health: &Health) {
         health.check_ends.store(0, Relaxed);
         health.lost_since.store(0, Relaxed);
-        self.origin.breaker.note_connected(health.node);
+        self.origin.note_connected(health.node);
         self.status.send_modify(|_| {});
     }
 
@@ -143,8 +149,7 @@ impl Upkeep {
             // No call goes to a node that has left.
             for health in &status.shards.nodes {
                 if find_node(&shards.nodes, health.node).is_none() {
-                    self.origin.breaker.note_connected(health.node);
-                    self.origin.breaker.report_answer(health.node, None, &Ok(()));
+                    self.origin.note_connected(health.node);
                 }
             }
             status.is_stale |= shards.ranges != status.shards.ranges;
@@ -250,7 +255,20 @@ impl Upkeep {
                         && changes.borrow_and_update().made == made
                     {}
                 };
-                answer = unless_ended(timeout(ATTEMPT, alive), replaced).await.and_then(Result::ok);
+                let mut replaced = pin!(replaced);
+                let pace = this.upgrade().map(|upkeep| upkeep.pace()).unwrap_or_default();
+                let soon = timeout(Duration::from_millis(pace), alive.as_mut());
+                answer = match unless_ended(soon, replaced.as_mut()).await {
+                    Some(Err(_)) => {
+                        // No other connection either: further calls would wait in vain.
+                        if let Some(upkeep) = this.upgrade().filter(|_| sent.is_some()) {
+                            upkeep.origin.cut_off(health.node, lost_since);
+                        }
+                        let late = unless_ended(timeout(ATTEMPT, alive), replaced).await;
+                        late.and_then(Result::ok)
+                    }
+                    soon => soon.and_then(Result::ok),
+                };
             }
             if let Some(upkeep) = this.upgrade()
                 && answer == Some(true)
@@ -325,7 +343,6 @@ impl Upkeep {
 
     fn install_connection(&self, (connection, shards): Connected) {
         observe::store_connected();
-        self.longest_patience.store(0, Relaxed);
         let made_at = Instant::now();
         self.status.send_modify(|status| {
             // Which node lost calls over a stale connection is not known.
@@ -338,7 +355,7 @@ impl Upkeep {
                 status.shards.led_to_replica() || status.after_replica && !was_proved;
             status.in_vain = if made > 0 && !was_proved { status.in_vain + 1 } else { 0 };
             for health in shards.nodes.iter().filter(|health| health.is_well()) {
-                self.origin.breaker.note_connected(health.node);
+                self.origin.note_connected(health.node);
             }
             (status.connection, status.shards) = (Some(connection), shards);
             (status.made, status.made_at) = (made + 1, made_at);

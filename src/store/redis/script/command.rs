@@ -6,13 +6,10 @@ use std::sync::{Arc, Mutex};
 use redis::{Cmd, RedisWrite};
 
 use super::ONE;
-use crate::clock::{Clock, SystemClock};
-use crate::key::Key;
-use crate::quota::{Anchor, Boundaries, Calendar, Quota};
-use crate::store::account::{Account, Scope, instant};
-use crate::store::adjust::Adjust;
-use crate::store::charge::Charge;
+use crate::store::account::instant;
+use crate::store::{Account, Adjust, Calendar, Charge, Scope, Windows};
 use crate::sync::{self, Instant};
+use crate::{Clock, Key, Quota, SystemClock};
 
 const FROM_FIRST_REQUEST: i64 = -1;
 const ON_A_CALENDAR: i64 = -2;
@@ -37,20 +34,20 @@ impl Commands {
     /// For each line. `now` is the time if it is not the server's.
     pub(crate) fn charge(&self, charge: &Charge<'_>, now: Option<i64>) -> Vec<Cmd> {
         let act = if charge.is_peek() { "peek" } else { "charge" };
-        let call = |line: Charge<'_>| {
-            let (account, cost, reserve) = (line.account(), line.cost(), line.may_reserve());
-            let general = || self.general_call(&account, act, cost, reserve, &[], now);
-            self.plain_call(&line, now).unwrap_or_else(general)
+        let reserve = charge.may_reserve();
+        let call = |(account, cost)| {
+            let plain =
+                if charge.is_peek() { None } else { self.plain_call(&account, cost, reserve, now) };
+            plain.unwrap_or_else(|| self.general_call(&account, act, cost, reserve, &[], now))
         };
-        charge.each().map(call).collect()
+        charge.lines().map(call).collect()
     }
 
     pub(crate) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Cmd {
         let (account, tokens) = (&adjust.account(), adjust.tokens());
-        match adjust.until() {
-            Some(until) => self.general_call(account, "return", tokens, true, until, now),
-            None => self.general_call(account, "take", tokens, false, &[], now),
-        }
+        let until: Vec<_> = adjust.refundable_until().map(|(_, until)| until as i64).collect();
+        let act = if adjust.is_refund() { "return" } else { "take" };
+        self.general_call(account, act, tokens, adjust.is_refund(), &until, now)
     }
 
     pub(crate) fn key(&self, scope: &Scope, key: &Key) -> String {
@@ -64,17 +61,26 @@ impl Commands {
         cmd
     }
 
-    fn plain_call(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Cmd> {
-        let (account, cost) = (charge.account(), charge.cost());
-        let &[quota] = account.quotas().as_slice() else { return None };
+    fn plain_call(
+        &self,
+        account: &Account<'_>,
+        cost: u64,
+        reserve: bool,
+        now: Option<i64>,
+    ) -> Option<Cmd> {
+        let &[quota] = account.quotas().as_ref() else { return None };
+        let Windows::Grid { start: grid } = account.windows_of(&quota) else { return None };
+        let (limit, length) = (quota.limit(), length(&quota));
         // The tokens fit between the starts of two windows, in microseconds.
-        let plain = quota.capacity == quota.limit
-            && (1..=quota.limit.min(quota.window * 1_000 - 1)).contains(&cost)
-            && !(charge.is_peek() || charge.may_reserve() && quota.max_reserved > 0);
-        let grid = account.grid(&quota).filter(|_| plain)?;
-        let mut cmd = self.begin_call(&account);
+        let plain = quota.capacity() == limit
+            && (1..=limit.min(length * 1_000 - 1)).contains(&cost)
+            && !(reserve && quota.max_reserved() > 0);
+        if !plain {
+            return None;
+        }
+        let mut cmd = self.begin_call(account);
         cmd.arg(cost).write_arg_fmt(quota.counter());
-        cmd.arg(quota.window).arg(quota.limit);
+        cmd.arg(length).arg(limit);
         if grid > 0 || now.is_some() {
             cmd.arg(grid).arg(now);
         }
@@ -100,10 +106,12 @@ impl Commands {
             None => cmd.arg(""),
         };
         for (i, quota) in account.quotas().iter().enumerate() {
-            let debt = if reserve { quota.max_reserved } else { 0 };
+            let (limit, capacity) = (quota.limit(), quota.capacity());
+            let debt = if reserve { quota.max_reserved() } else { 0 };
             let mut until = until.get(i).copied().unwrap_or(0);
-            let boundaries = match quota.anchor {
-                Anchor::Calendar(calendar) => {
+            let windows = account.windows_of(quota);
+            let boundaries = match windows {
+                Windows::OnCalendar(calendar) => {
                     until = calendar.number(until - 1) + 1;
                     let now = now.unwrap_or_else(|| self.calendars.server_time());
                     let most = if debt > 0 { COMPARED } else { LASTING };
@@ -111,20 +119,39 @@ impl Commands {
                 }
                 _ => None,
             };
-            let (length, grid) = match (&boundaries, account.grid(quota)) {
+            let (length, grid) = match (&boundaries, windows) {
                 (Some((_, count)), _) => (*count as u64, ON_A_CALENDAR),
-                (None, Some(grid)) => (quota.window, grid as i64),
-                (None, None) => (quota.window, FROM_FIRST_REQUEST),
+                (None, Windows::Grid { start }) => (length(quota), start as i64),
+                (None, _) => (length(quota), FROM_FIRST_REQUEST),
             };
             cmd.write_arg_fmt(quota.counter());
-            cmd.arg(length).arg(quota.limit).arg(quota.capacity);
-            cmd.arg(quota.limit + debt).arg(grid).arg(until);
+            cmd.arg(length).arg(limit).arg(capacity);
+            cmd.arg(limit + debt).arg(grid).arg(until);
             if let Some((boundaries, count)) = boundaries {
                 let Boundaries { first, last, starts } = &*boundaries;
                 cmd.arg(first).arg(last).arg(&starts[..count]);
             }
         }
         cmd
+    }
+}
+
+fn length(quota: &Quota) -> u64 {
+    quota.window().as_millis() as u64
+}
+
+/// The starts of a calendar's windows, from a number on.
+struct Boundaries {
+    first: i64,
+    /// The number of the calendar's last window.
+    last: i64,
+    starts: Vec<i64>,
+}
+
+impl Boundaries {
+    fn new(calendar: Calendar, first: i64, count: i64) -> Self {
+        let starts = (first..first + count).map(|number| calendar.start_of(number)).collect();
+        Self { first, last: calendar.number(i64::MAX), starts }
     }
 }
 
@@ -158,8 +185,8 @@ impl Calendars {
         quota: &Quota,
         most: u64,
     ) -> (Arc<Boundaries>, usize) {
-        let tokens = quota.capacity + quota.max_reserved;
-        let windows = tokens.div_ceil(quota.limit.max(1)).min(most);
+        let tokens = quota.capacity() + quota.max_reserved();
+        let windows = tokens.div_ceil(quota.limit().max(1)).min(most);
         // The window before, this one, and two that may begin until the script runs.
         let count = windows as usize + 4;
         let mut cached = sync::lock(&self.cached);
@@ -169,7 +196,7 @@ impl Calendars {
         {
             return (Arc::clone(boundaries), count);
         }
-        let boundaries = Arc::new(calendar.boundaries(at, count as i64));
+        let boundaries = Arc::new(Boundaries::new(calendar, calendar.number(at) - 1, count as i64));
         if cached.len() >= MAX_CACHED {
             cached.clear();
         }

@@ -117,9 +117,9 @@ end
 --          and the length is how many boundaries follow, which begin with the number of the first window
 --          and of the last one there is
 -- Answer   the time, the tokens taken (-1: refused; -2: nothing was done, as the time is outside of these
---          boundaries), and for each quota the state that was stored: start, used, and where it ends
---          (false: there was none); for a calendar the window as it was before: start, used, in how many
---          windows it ends (false: it has none), its end, and whether that is the one that was stored
+--          boundaries), and for each quota the state that was stored: start, used, and where it ends; for a
+--          calendar start, used, in how many windows it ends, the end of the first, and its number (false:
+--          there was none)
 
 local MAX = 9007199254740991
 -- The last instant whose microseconds are below 2^53.
@@ -323,6 +323,7 @@ local function load_calendar(q, value)
   local used, start, finish, number, n = value:match('^(-?%d+)@(-?%d+)%-(%d+)#(-?%d+)%*?(%d*)$')
   used, start, finish = number_in(used), number_in(start), number_in(finish)
   number, n = number_in(number), n == '' and 1 or number_in(n)
+  q.stored_start, q.stored_used, q.stored_finish = start, used, finish
   q.stored_number, q.stored_windows = number, n
   local passed = q.number - number
   if now < finish then
@@ -490,16 +491,12 @@ end
 local answer, moved = { now, taken }, false
 for _, q in ipairs(quotas) do
   moved = moved or q.stepped_back
+  answer[#answer + 1] = q.stored_start or false
+  answer[#answer + 1] = q.stored_used or false
+  answer[#answer + 1] = q.stored_till or q.stored_windows or false
   if q.starts then
-    answer[#answer + 1] = q.start
-    answer[#answer + 1] = q.used
-    answer[#answer + 1] = q.till and q.windows
-    answer[#answer + 1] = q.finish
-    answer[#answer + 1] = q.number == q.stored_number
-  else
-    answer[#answer + 1] = q.stored_start or false
-    answer[#answer + 1] = q.stored_used or false
-    answer[#answer + 1] = q.stored_till or false
+    answer[#answer + 1] = q.stored_finish or false
+    answer[#answer + 1] = q.stored_number or false
   end
 end
 if step and step ~= 0 and tokens > 0 and taken == 0 then
