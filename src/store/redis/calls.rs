@@ -44,7 +44,7 @@ pub(super) struct Calls {
     pub(super) one_by_one: bool,
     pub(super) commands: Commands,
     pub(super) deadline: Duration,
-    /// Of a test, in place of the server's.
+    /// A test's, in place of the server's.
     pub(super) clock: Option<Arc<dyn Clock>>,
     /// The server and the number of its database, if the app has given its address.
     pub(super) database: Option<Arc<str>>,

@@ -2,7 +2,8 @@
 
 use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
@@ -16,8 +17,9 @@ use redis::{
 };
 
 use super::connect::{first_success, host_and_port, silence};
-use super::link::{Answering, Connected, Ranges, Servers, Shards, Slots};
+use super::link::{Answering, Connected, Ranges, Servers, Shards, Slots, owner_of};
 use super::script::rights;
+use crate::sync;
 
 /// How long the client library waits for a silent node's connection at first: near nodes connect
 /// sooner. When slots have moved to such a node, calls to all others wait for this, too, and should
@@ -26,7 +28,7 @@ const NEAR: Duration = Duration::from_millis(100);
 /// A node that takes longer is given up. No call waits this long unless its deadline is longer.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// Of one call, as slots may move on meanwhile.
+/// Slots may move on while a call is redirected.
 const REDIRECTIONS: usize = 4;
 
 type Ask = Arc<dyn Fn(Cmd, RoutingInfo) -> Answering<Value> + Send + Sync>;
@@ -73,56 +75,74 @@ where
             rights::check_permitted(ask_a_master(&ask, call).await)?;
         }
     }
-    let slots: Slots =
-        Arc::new(move |slots| Box::pin(ask_masters(Arc::clone(&ask), slots, Arc::clone(&servers))));
-    Ok((Box::new(Redirected(connection)), Shards::new(ranges, Some(slots))))
+    let known = Arc::new(Mutex::new(ranges.clone()));
+    let connection =
+        Redirected { connection, ranges: Arc::clone(&known), silent: Arc::new(AtomicU64::new(0)) };
+    let slots: Slots = Arc::new(move |slots| {
+        let asked = ask_masters(Arc::clone(&ask), slots, Arc::clone(&servers));
+        let known = Arc::clone(&known);
+        Box::pin(async move {
+            let ranges = asked.await?;
+            sync::lock(&known).clone_from(&ranges);
+            Ok(ranges)
+        })
+    });
+    Ok((Box::new(connection), Shards::new(ranges, Some(slots))))
 }
 
 /// Follows redirections: a call that was redirected was not executed. The library follows them only
 /// if it may also repeat a call whose outcome is unknown, and a correction would count twice.
 #[derive(Clone)]
-struct Redirected<C>(ClusterConnection<C>);
+struct Redirected<C> {
+    connection: ClusterConnection<C>,
+    ranges: Arc<Mutex<Ranges>>,
+    /// A node to which the library could not connect again.
+    silent: Arc<AtomicU64>,
+}
 
 impl<C> Redirected<C>
 where
     C: ConnectionLike + Connect + Clone + Send + Sync + Unpin + 'static,
 {
     async fn follow(&mut self, call: &Cmd) -> RedisResult<Value> {
-        let mut answer = self.0.req_packed_command(call).await;
+        let silent = self.silent.load(Relaxed);
+        let mut last = None;
+        let mut answer = self.connection.req_packed_command(call).await;
         for _ in 0..REDIRECTIONS {
-            let Some(error) = answer.as_ref().err() else { break };
-            if is_unconnected(error) {
-                // The library connects to all nodes again, and then goes on.
-                answer = self.0.req_packed_command(call).await;
-                continue;
+            let Some((slot, node, asks)) = answer.as_ref().err().and_then(redirection) else {
+                break;
+            };
+            let id = node_id(node.host().as_bytes(), node.port().into());
+            // The library has no connection to the node that the slot is known to be of, and tries
+            // to connect after each such answer. Meanwhile calls to all nodes wait.
+            let is_unconnected = !asks && owner_of(&sync::lock(&self.ranges), slot) == Some(id);
+            if is_unconnected && (silent == id || last == Some(id)) {
+                self.silent.store(id, Relaxed);
+                return Err(silence());
             }
-            let Some((to, asks)) = redirection(error) else { break };
-            answer = match asks {
-                false => self.0.route_command(call.clone(), RoutingInfo::SingleNode(to)).await,
+            last = Some(id);
+            let (host, port) = (node.host().to_owned(), node.port());
+            let to = SingleNodeRoutingInfo::ByAddress { host, port };
+            answer = if is_unconnected {
+                self.connection.req_packed_command(call).await
+            } else if asks {
                 // In one piece: `ASKING` is of the next command, whichever that is.
-                true => {
-                    let asking = redis::pipe().cmd("ASKING").add_command(call.clone()).clone();
-                    let answers = self.0.route_pipeline(asking, 1, 1, to).await;
-                    answers.map(|mut answers| answers.pop().unwrap_or(Value::Nil))
-                }
+                let asking = redis::pipe().cmd("ASKING").add_command(call.clone()).clone();
+                let answers = self.connection.route_pipeline(asking, 1, 1, to).await;
+                answers.map(|mut answers| answers.pop().unwrap_or(Value::Nil))
+            } else {
+                self.connection.route_command(call.clone(), RoutingInfo::SingleNode(to)).await
             };
         }
         answer
     }
 }
 
-/// The library has no connection to the node of a redirection, and has sent nothing. Other errors
-/// of this kind name no node.
-fn is_unconnected(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::ClusterConnectionNotFound && error.detail().is_some()
-}
-
-/// Where to, and whether to ask there for a key that is on its way.
-fn redirection(error: &RedisError) -> Option<(SingleNodeRoutingInfo, bool)> {
+/// Returns the slot, its node, and whether the key is only on its way there.
+fn redirection(error: &RedisError) -> Option<(u16, NodeAddress, bool)> {
     let asks = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
-    let node = NodeAddress::try_from(error.redirect_node()?.0).ok()?;
-    let (host, port) = (node.host().to_owned(), node.port());
-    Some((SingleNodeRoutingInfo::ByAddress { host, port }, asks))
+    let (node, slot) = error.redirect_node()?;
+    Some((slot, NodeAddress::try_from(node).ok()?, asks))
 }
 
 impl<C> ConnectionLike for Redirected<C>
@@ -139,11 +159,11 @@ where
         offset: usize,
         count: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
-        self.0.req_packed_commands(calls, offset, count)
+        self.connection.req_packed_commands(calls, offset, count)
     }
 
     fn get_db(&self) -> i64 {
-        self.0.get_db()
+        self.connection.get_db()
     }
 }
 
@@ -176,14 +196,18 @@ fn note_slots(slots: Value, servers: &Servers) -> Ranges {
             return None;
         };
         let [Value::BulkString(host), Value::Int(port), ..] = &master[..] else { return None };
-        let mut hasher = DefaultHasher::new();
-        (host, port).hash(&mut hasher);
         let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
-        let node = hasher.finish();
+        let node = node_id(host, *port);
         let name = host_and_port(str::from_utf8(host).ok()?, u16::try_from(*port).ok()?);
         Some(((node, name), (last, (first, node))))
     };
     let (names, ranges): (Vec<_>, _) = slots.into_iter().filter_map(range).unzip();
     servers.set_all(names);
     ranges
+}
+
+fn node_id(host: &[u8], port: i64) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (host, port).hash(&mut hasher);
+    hasher.finish()
 }

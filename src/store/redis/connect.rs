@@ -74,8 +74,8 @@ async fn open_and_ping(client: &Client, nth: usize) -> RedisResult<MultiplexedCo
     }
 }
 
-/// One address of a name, another one in each attempt. The library takes the first that accepts
-/// the connection, and that server may be silent.
+/// Resolves a name to a single address, another one in each attempt. The library takes the first
+/// that accepts the connection, and that server may be silent.
 struct Nth(usize);
 
 impl AsyncDNSResolver for Nth {

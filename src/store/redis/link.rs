@@ -54,7 +54,7 @@ pub(super) use origin::{Connected, Servers};
 pub(super) use origin::{Handle, Origin, is_from_replica};
 use shards::Health;
 #[cfg(feature = "redis-cluster")]
-pub(super) use shards::{Answering, Ranges, Shards, Slots};
+pub(super) use shards::{Answering, Ranges, Shards, Slots, owner_of};
 use upkeep::{PAUSE, Status, Upkeep, probe_for};
 
 /// Without answers for this long, a connection is tested before it is used.
@@ -63,7 +63,7 @@ const IDLE: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(super) struct Link {
     upkeep: Arc<Upkeep>,
-    /// Of the shard to call, in a cluster.
+    /// In a cluster, a key of the shard to call.
     key: Option<Arc<[u8]>>,
 }
 

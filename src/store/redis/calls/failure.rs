@@ -35,7 +35,7 @@ pub(crate) fn late_error(until: Instant) -> StoreError {
     StoreError::new(if stood_still(until) { STOOD_STILL } else { LATE })
 }
 
-/// Of numbers that don't fit this key's charge.
+/// The numbers don't fit this key's charge.
 pub(crate) fn unexpected_answer() -> StoreError {
     StoreError::new(UNEXPECTED).of_key()
 }

@@ -90,13 +90,9 @@ impl Shards {
 
     /// By default the first one.
     pub(crate) fn shard_of(&self, key: Option<&[u8]>) -> &Arc<Health> {
-        let node = key.filter(|_| self.nodes.len() > 1).map(|key| {
-            let slot = slot_of(key);
-            match self.ranges.range(slot..).next() {
-                Some((_, (first, node))) if *first <= slot => *node,
-                _ => 0,
-            }
-        });
+        let node = key
+            .filter(|_| self.nodes.len() > 1)
+            .map(|key| owner_of(&self.ranges, slot_of(key)).unwrap_or(0));
         node.and_then(|node| find_node(&self.nodes, node)).unwrap_or(&self.nodes[0])
     }
 
@@ -151,7 +147,7 @@ impl Health {
         self.script_sent.store(now, Relaxed);
     }
 
-    /// Of a call by a script's hash that was sent at this time.
+    /// Notes a call by a script's hash, which was sent at this time.
     pub(crate) fn note_script(&self, at: u64, is_missing: bool) {
         let sent = self.script_sent.load(Relaxed);
         if is_missing && sent > 0 && at > sent {
@@ -166,7 +162,7 @@ impl Health {
         self.answer_due().is_none() && now >= self.answered_at.load(Relaxed) + FRESH
     }
 
-    /// Of the first call since the last answer.
+    /// When the first call since the last answer is overdue.
     pub(crate) fn answer_due(&self) -> Option<u64> {
         self.answer_due.load(Relaxed).checked_sub(1)
     }
@@ -211,6 +207,11 @@ impl Health {
             *sync::lock(&self.probe_key) = Some(Arc::clone(key));
         }
     }
+}
+
+pub(crate) fn owner_of(ranges: &Ranges, slot: u16) -> Option<u64> {
+    let (_, (first, node)) = ranges.range(slot..).next()?;
+    (*first <= slot).then_some(*node)
 }
 
 pub(super) fn find_node(nodes: &[Arc<Health>], node: u64) -> Option<&Arc<Health>> {
