@@ -139,12 +139,19 @@ where
 {
     limited.note_refused(&parts);
     match Drain::rest(&limited.shared().options.drains, &parts, body) {
-        Ok(rest) => FutureState::Reading { held: Some(Box::new((parts, rest))) },
+        Ok(rest) => FutureState::Reading { held: Some(hold(parts, rest)) },
         Err(is_unread) => {
             let response = Some(limited.refuse(&parts, Duration::ZERO, is_unread));
             FutureState::Refused { response }
         }
     }
+}
+
+/// Not inlined, so that only such a request moves its parts.
+#[cold]
+#[inline(never)]
+fn hold<B>(parts: Parts, rest: Rest<B>) -> Box<(Parts, Rest<B>)> {
+    Box::new((parts, rest))
 }
 
 fn take_ready<S: Clone>(service: &mut S) -> S {

@@ -367,7 +367,9 @@ impl<J> LimitedRequest<J> {
     where
         J: Reject<R>,
     {
-        if let Decided::Refused(Reason::RateLimited(decision)) = &mut self.decided {
+        if !late.is_zero()
+            && let Decided::Refused(Reason::RateLimited(decision)) = &mut self.decided
+        {
             decision.pass_time(late);
         }
         let Decided::Refused(reason) = &self.decided else { unreachable!("it was refused") };

@@ -18,7 +18,7 @@ use std::time::Duration;
 use bytes::Buf;
 use http::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING};
 use http::request::Parts;
-use http::{Method, Version};
+use http::{HeaderName, HeaderValue, Method, Version};
 use http_body::Body;
 
 use crate::key::grpc;
@@ -99,8 +99,11 @@ impl Drain {
 
 /// For bodies of a type that was not named.
 fn announces_body(parts: &Parts) -> bool {
-    let length = parts.headers.get(CONTENT_LENGTH);
-    parts.headers.contains_key(TRANSFER_ENCODING) || length.is_some_and(|length| length != "0")
+    // To look at a few names takes fewer instructions than to hash two.
+    let announces = |(name, value): (&HeaderName, &HeaderValue)| {
+        *name == TRANSFER_ENCODING || *name == CONTENT_LENGTH && value != "0"
+    };
+    parts.headers.iter().any(announces)
 }
 
 fn reads_early_answer(parts: &Parts) -> bool {
