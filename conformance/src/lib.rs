@@ -1,7 +1,8 @@
 //! The conformance suite for stores of [`tower_fixed_window`].
 //!
 //! [`conformance`] checks a [`Store`] of your own against the contract. [`replay`], which is part of
-//! that, runs traces in the format of `traces/vectors.json`. The [`rules`] say what is checked.
+//! that, runs traces in the format of `traces/vectors.json`. The [`rules`] say what is checked,
+//! and [`mistakes`] what fails most often.
 //!
 //! ```
 //! use tower_fixed_window::MemoryStore;
@@ -34,6 +35,11 @@ use races::Race;
 /// [ordering]: https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/ordering/
 #[doc = include_str!("../semantics.md")]
 pub mod rules {}
+
+/// What goes wrong most often in a store over a database.
+///
+#[doc = include_str!("../mistakes.md")]
+pub mod mistakes {}
 
 mod contract;
 mod in_order;

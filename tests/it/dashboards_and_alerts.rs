@@ -13,7 +13,7 @@ use tower_fixed_window::MemoryStore;
 
 use crate::support::{Mood, get, named};
 
-const PAGE: &str = include_str!("../../docs/observing.md");
+const PAGE: &str = include_str!("../../docs/operations/README.md");
 const DASHBOARD: &str = include_str!("../../docs/operations/dashboard.json");
 const ALERTS: &str = include_str!("../../docs/operations/alerts.yml");
 const ALERTS_TEST: &str = include_str!("../../docs/operations/alerts-test.yml");
@@ -97,8 +97,8 @@ fn assert_exported(queries: &str, exported: &Exported) {
 
 /// The questions of the page, each with its queries on one line.
 fn questions() -> Vec<(&'static str, Vec<String>)> {
-    let (_, section) = PAGE.split_once("### Questions").expect("a section");
-    let (section, _) = section.split_once("\n### ").expect("another one after it");
+    let (_, section) = PAGE.split_once("## Questions").expect("a section");
+    let (section, _) = section.split_once("\n## ").expect("another one after it");
     let questions = section.split("\n**").skip(1).map(|part| {
         let (question, body) = part.split_once("**").expect("as opened");
         let queries = body.split("```promql\n").skip(1).map(|query| {

@@ -55,7 +55,7 @@ fn pages() -> Vec<(String, String)> {
     let mut names: Vec<_> =
         ["README", "BENCHMARKS", "CHANGELOG", "CONTRIBUTING", "PROOF", "SECURITY"]
             .into_iter()
-            .chain(["benches/peers/README", "examples/README"])
+            .chain(["benches/peers/README", "docs/operations/README", "examples/README"])
             .map(|name| format!("{name}.md"))
             .collect();
     let docs = fs::read_dir(Path::new(ROOT).join("docs")).expect("a directory");
