@@ -33,6 +33,10 @@ pub enum Headers {
     /// Both. A popular parser prefers the IETF's headers, reads an older draft of them, and then
     /// misses GitHub's: send both only if your clients ask for it.
     GitHubAndIetfDraft10,
+    /// The headers of OpenAI's API, for each limit by its name: for a limit `tokens`,
+    /// `x-ratelimit-limit-tokens`, `x-ratelimit-remaining-tokens` and `x-ratelimit-reset-tokens`,
+    /// a duration such as `6m0s` or `120ms`. Each limit must have a name.
+    OpenAi,
     /// None. A refusal still has `retry-after` and `cache-control`.
     None,
 }
@@ -46,7 +50,12 @@ impl Headers {
         matches!(self, Self::IetfDraft10 | Self::GitHubAndIetfDraft10)
     }
 
-    pub(crate) fn names(self) -> Vec<HeaderName> {
+    /// Whether each limit, or each quota, has a value of its own, with a distance in time.
+    pub(crate) fn each(self) -> bool {
+        self.ietf() || self == Self::OpenAi
+    }
+
+    pub(crate) fn names<'a>(self, limits: impl Iterator<Item = &'a str>) -> Vec<HeaderName> {
         let mut names = vec![RETRY_AFTER];
         if self.github() {
             names.extend(GITHUB);
@@ -54,8 +63,20 @@ impl Headers {
         if self.ietf() {
             names.extend([IETF_POLICY, IETF_LIMIT]);
         }
+        if self == Self::OpenAi {
+            names.extend(limits.filter_map(openai_names).flatten());
+        }
         names
     }
+}
+
+/// `None` without a name. All characters of a name are those of header names.
+pub(crate) fn openai_names(limit: &str) -> Option<[HeaderName; 3]> {
+    let name = |of: &str| HeaderName::try_from(format!("x-ratelimit-{of}-{limit}")).ok();
+    if limit.is_empty() {
+        return None;
+    }
+    Some([name("limit")?, name("remaining")?, name("reset")?])
 }
 
 /// The name twice: the first copy marks a request that passed, the second a refusal. Two places in
@@ -132,9 +153,16 @@ impl PreparedHeaders {
             } else {
                 is_refused_inside(response)
             };
-        if self.style.ietf() && !refused {
+        if self.style.each() && !refused {
             let late = called_at.map_or(Duration::ZERO, |at| at.elapsed());
-            append_ietf(response.headers_mut(), decision, decision.now_after(late));
+            self.put_each(response.headers_mut(), decision, decision.now_after(late));
+        }
+    }
+
+    fn put_each(&self, headers: &mut HeaderMap, decision: &Decision, now: i64) {
+        match self.style {
+            Headers::OpenAi => insert_openai(headers, decision, now),
+            _ => append_ietf(headers, decision, now),
         }
     }
 
@@ -193,8 +221,8 @@ impl PreparedHeaders {
 
     #[inline]
     pub(crate) fn finish_refused<R>(&self, response: &mut Response<R>, decision: &Decision) {
-        if self.style.ietf() {
-            append_ietf(response.headers_mut(), decision, decision.now_ms());
+        if self.style.each() {
+            self.put_each(response.headers_mut(), decision, decision.now_ms());
         }
         if !self.style.github() {
             mark_refused(response);
@@ -345,6 +373,29 @@ fn append_ietf(headers: &mut HeaderMap, decision: &Decision, now: i64) {
         if let Ok(value) = HeaderValue::try_from(text) {
             headers.append(name, value);
         }
+    }
+}
+
+/// They replace those of an inner layer and of an upstream.
+fn insert_openai(headers: &mut HeaderMap, decision: &Decision, now: i64) {
+    for (name, of) in decision.limits() {
+        let Some([limit, remaining, reset]) = openai_names(name) else { continue };
+        let end = of.reset_at_ms().max(of.retry_at_ms().unwrap_or(0));
+        headers.insert(limit, number(of.limit()));
+        headers.insert(remaining, number(of.remaining()));
+        let after = HeaderValue::try_from(duration(end.saturating_sub(now)));
+        headers.extend(after.ok().map(|after| (reset, after)));
+    }
+}
+
+/// As Go writes it. From a second on, in whole seconds, rounded up.
+fn duration(ms: i64) -> String {
+    let s = seconds(ms);
+    match (s / 3_600, s / 60 % 60, s % 60) {
+        _ if ms < 1_000 => format!("{}ms", ms.max(0)),
+        (0, 0, s) => format!("{s}s"),
+        (0, m, s) => format!("{m}m{s}s"),
+        (h, m, s) => format!("{h}h{m}m{s}s"),
     }
 }
 

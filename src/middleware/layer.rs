@@ -16,7 +16,7 @@ use super::rejection::{Grpc, ProblemJson, Rejection};
 use super::service::{FixedWindow, SharedSettings};
 use super::upload::Drain;
 use crate::decision::Decision;
-use crate::limits::{IntoLimits, Limits};
+use crate::limits::{IntoLimits, Limiter, Limits};
 use crate::queue::{ByKey, Queue};
 
 /// Limits the requests to the service it wraps.
@@ -367,7 +367,17 @@ impl<J> FixedWindowLayer<J> {
 
     /// Sets which rate-limit headers responses have, as in the example of
     /// [`header_names`](Self::header_names). The default is GitHub's.
+    ///
+    /// # Panics
+    /// If [`Headers::OpenAi`] is to name a limit that has no name.
+    #[track_caller]
     pub fn headers(mut self, headers: Headers) -> Self {
+        let is_named = self.limits.iter().all(|limiter| !limiter.name().is_empty());
+        assert!(
+            headers != Headers::OpenAi || is_named,
+            "the headers of OpenAI's API have the names of the limits: write \
+             Quota::per_minute(60).name(\"requests\")"
+        );
         self.options.headers = headers;
         self
     }
@@ -385,7 +395,7 @@ impl<J> FixedWindowLayer<J> {
     where
         J: 'static,
     {
-        let mut names = self.options.headers.names();
+        let mut names = self.options.headers.names(self.limits.iter().map(Limiter::name));
         let reject: &dyn Any = &*self.reject;
         if reject.is::<Grpc>() {
             names.extend(Grpc::HEADERS);

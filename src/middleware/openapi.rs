@@ -5,6 +5,7 @@ use std::any::Any;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
+use super::headers::{Headers, openai_names};
 use super::layer::FixedWindowLayer;
 use super::rejection::{GitHubBody, Grpc, ProblemJson, QUOTA_EXCEEDED};
 
@@ -138,6 +139,16 @@ fn refusal_headers<J>(layer: &FixedWindowLayer<J>) -> Value {
         let policy = "The quotas, as in draft-ietf-httpapi-ratelimit-headers-10.";
         headers["ratelimit-policy"] = header(policy, &text);
         headers["ratelimit"] = header("What is left of them, as in the same draft.", &text);
+    }
+    if style == Headers::OpenAi {
+        let (integer, text) =
+            (json!({ "type": "integer", "minimum": 0 }), json!({ "type": "string" }));
+        for limiter in layer.limits().iter() {
+            let Some([limit, remaining, reset]) = openai_names(limiter.name()) else { continue };
+            headers[limit.as_str()] = header("The requests, or tokens, of a window.", &integer);
+            headers[remaining.as_str()] = header("How many of them are left.", &integer);
+            headers[reset.as_str()] = header("When the window ends, such as `6m0s`.", &text);
+        }
     }
     headers
 }

@@ -320,6 +320,10 @@ impl<B: From<Bytes>> Reject<B> for GitHubBody {
 /// the rate-limit headers as metadata. A plain 429 would reach gRPC clients as UNAVAILABLE, which
 /// they retry at once. A call of gRPC-web is answered in its own content type.
 ///
+/// The wait of `retry-after` is also in `grpc-retry-pushback-ms`, and in `grpc-status-details-bin`
+/// as a `google.rpc.RetryInfo`, without which OTLP exporters drop their data. If waiting does not
+/// help, the pushback is -1, and there are no details.
+///
 /// ```
 /// use http::Request;
 /// use tower_fixed_window::testing::ask;
@@ -335,8 +339,12 @@ impl<B: From<Bytes>> Reject<B> for GitHubBody {
 pub struct Grpc;
 
 impl Grpc {
-    pub(crate) const HEADERS: [HeaderName; 2] =
-        [HeaderName::from_static("grpc-status"), HeaderName::from_static("grpc-message")];
+    pub(crate) const HEADERS: [HeaderName; 4] = [
+        HeaderName::from_static("grpc-status"),
+        HeaderName::from_static("grpc-message"),
+        HeaderName::from_static("grpc-retry-pushback-ms"),
+        HeaderName::from_static("grpc-status-details-bin"),
+    ];
 }
 
 #[diagnostic::do_not_recommend]
@@ -345,8 +353,9 @@ impl<B: Default> Reject<B> for Grpc {
         static GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
         // Percent-encoded, as gRPC wants it.
+        let text = why.message();
         let mut message = String::new();
-        for byte in why.message().bytes() {
+        for byte in text.bytes() {
             match byte {
                 b'%' | 0..0x20 | 0x7f.. => {
                     write!(message, "%{byte:02X}").expect("writing to a string");
@@ -358,12 +367,56 @@ impl<B: Default> Reject<B> for Grpc {
         let mut response = why.stamped(B::default(), asked.or(Some(&GRPC)));
         *response.status_mut() = StatusCode::OK;
         let headers = response.headers_mut();
-        let [status_name, message_name] = Grpc::HEADERS;
+        let [status_name, message_name, pushback_name, details_name] = Grpc::HEADERS;
         let (_, code, _) = why.reason.answer();
         headers.insert(status_name, code.into());
         headers.extend(HeaderValue::try_from(message).ok().map(|message| (message_name, message)));
+        let Some(after) = why.retry_after() else {
+            headers.insert(pushback_name, const { HeaderValue::from_static("-1") });
+            return response;
+        };
+        headers.insert(pushback_name, after.as_secs().saturating_mul(1_000).into());
+        let details = HeaderValue::try_from(base64(&status_of(code, &text, after)));
+        headers.extend(details.ok().map(|details| (details_name, details)));
         response
     }
+}
+
+/// A `google.rpc.Status` with a `google.rpc.RetryInfo`, in the encoding of protobuf.
+fn status_of(code: u16, message: &str, after: Duration) -> Vec<u8> {
+    /// A field of bytes, text, or a message.
+    fn field(number: u8, of: &[u8]) -> Vec<u8> {
+        [&[number << 3 | 2][..], &varint(of.len() as u64), of].concat()
+    }
+    fn integer(number: u8, of: u64) -> Vec<u8> {
+        [&[number << 3][..], &varint(of)].concat()
+    }
+    fn varint(mut of: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while of > 0x7f {
+            bytes.push(of as u8 | 0x80);
+            of >>= 7;
+        }
+        bytes.push(of as u8);
+        bytes
+    }
+    let retry = field(1, &integer(1, after.as_secs()));
+    let kind = field(1, b"type.googleapis.com/google.rpc.RetryInfo");
+    let detail = field(3, &[kind, field(2, &retry)].concat());
+    [integer(1, code.into()), field(2, message.as_bytes()), detail].concat()
+}
+
+/// Without padding, as gRPC sends it.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let byte = |i: usize| usize::from(three.get(i).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        let digits = (0..=three.len()).map(|i| char::from(DIGITS[bits >> (18 - 6 * i) & 63]));
+        text.extend(digits);
+    }
+    text
 }
 
 #[diagnostic::do_not_recommend]

@@ -308,7 +308,7 @@ impl<J> LimitedRequest<J> {
     #[inline]
     pub(crate) fn prepare_call(&mut self, extensions: &mut Extensions) {
         let shared = &self.current.shared;
-        if shared.options.headers.ietf() {
+        if shared.options.headers.each() {
             self.called_at = Some(Instant::now());
         }
         if shared.options.expose_decision {

@@ -23,9 +23,10 @@ use tonic::transport::server::{Server, TcpIncoming};
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_types::StatusExt;
 use tower::{Layer, Service, service_fn};
 use tower_fixed_window::{
-    Clock, EmptyBody, FixedWindowLayer, Grpc, Headers, Limit, ManualClock, MemoryStore,
+    Clock, EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, ManualClock, MemoryStore,
     OnStoreFailure, Quota, Reject,
 };
 
@@ -215,9 +216,40 @@ async fn grpc_clients_see_resource_exhausted_and_when_to_come_back() {
     assert_eq!(field("x-ratelimit-reset"), RESET);
     assert_eq!((field("x-ratelimit-limit"), field("x-ratelimit-used")), ("2", "2"));
     assert_eq!((field("x-ratelimit-remaining"), field("x-ratelimit-resource")), ("0", "health"));
+    let seconds: u64 = field("retry-after").parse().expect("seconds");
+    assert_eq!(field("grpc-retry-pushback-ms"), (1_000 * seconds).to_string());
+    let details = refused.get_error_details();
+    let retry = details.retry_info().expect("one that OTLP exporters read");
+    assert_eq!(retry.retry_delay, Some(Duration::from_secs(seconds)));
+    assert_eq!(refused.get_error_details_vec().len(), 1);
 
     clock.advance(Duration::from_secs(field("retry-after").parse().expect("seconds")));
     check(&mut client).await.expect("it passes again");
+}
+
+/// A call that no retry mends is not retried, and waits of any length are read back.
+#[tokio::test]
+async fn grpc_clients_see_whether_and_for_how_long_to_wait() {
+    for (quota, wait) in [
+        (Quota::per_minute(0), None),
+        (Quota::new(1, Duration::from_millis(10)), Some(1)),
+        (Quota::per_year(1), Some(41_000)),
+    ] {
+        let store = TestStore::new(Mood::Now);
+        let limit = Limit::new(quota).key(Key::global()).store(store);
+        let mut client = health(FixedWindowLayer::new(limit).reject(Grpc)).await;
+        let _ = check(&mut client).await;
+        let refused = check(&mut client).await.expect_err("it is refused");
+        let metadata = refused.metadata().clone().into_headers();
+        let seconds = metadata.get("retry-after").map(|value| value.to_str().expect("ASCII"));
+        let seconds: Option<u64> = seconds.map(|seconds| seconds.parse().expect("seconds"));
+        assert_eq!(wait.is_some(), seconds.is_some());
+        assert!(seconds.unwrap_or(0) >= wait.unwrap_or(0), "{seconds:?}");
+        let pushback = seconds.map_or("-1".to_owned(), |seconds| (1_000 * seconds).to_string());
+        assert_eq!(metadata["grpc-retry-pushback-ms"], pushback);
+        let retry = refused.get_details_retry_info().and_then(|retry| retry.retry_delay);
+        assert_eq!(retry, seconds.map(Duration::from_secs));
+    }
 }
 
 /// Messages of bytes, so that no code is generated.

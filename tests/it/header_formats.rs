@@ -16,7 +16,7 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::store::Reply;
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindowLayer, Headers, Key, Limit, Limiter, Limits, Line, ManualClock,
-    MemoryStore, Quota, Quotas,
+    MemoryStore, Quota, Quotas, TrueCost,
 };
 
 use crate::support::{NOW_MS, get, limit_headers};
@@ -449,4 +449,70 @@ fn layers_with_different_header_formats_do_not_contradict_each_other() {
             assert_eq!(standing(&limiter).used, 2, "{outer_style:?} around {inner_style:?}");
         }
     }
+}
+
+#[test]
+fn each_limit_has_the_headers_of_openais_api() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let tokens = Quota::per_minute(100).and(Quota::per_hour(150)).name("tokens");
+    let limits = Limits::new([
+        Quota::per_minute(3).name("requests").key(Key::global()),
+        tokens.key(Key::global()).cost_fn(|_| 40).settled(),
+    ]);
+    let layer = FixedWindowLayer::new(limits.store(MemoryStore::new().clock(clock.clone())));
+    let layer = layer.headers(Headers::OpenAi);
+    let all = [
+        "retry-after",
+        "x-ratelimit-limit-requests",
+        "x-ratelimit-remaining-requests",
+        "x-ratelimit-reset-requests",
+        "x-ratelimit-limit-tokens",
+        "x-ratelimit-remaining-tokens",
+        "x-ratelimit-reset-tokens",
+    ];
+    assert_eq!(layer.header_names(), all);
+
+    // The true cost, and another server's headers of these names.
+    let inner = service_fn(async |_| {
+        let response = Response::builder()
+            .header("x-ratelimit-limit-tokens", "9")
+            .extension(TrueCost::of("tokens", 60));
+        Ok(response.body(Body::empty()).expect("a response"))
+    });
+    let service = BoxCloneSyncService::new(layer.layer(BoxCloneSyncService::new(inner)));
+    let shown = |response: &Response<Body>| -> Vec<String> {
+        let value = |name: &&str| {
+            let mut values = response.headers().get_all(*name).iter();
+            let value = values.next().map_or("", |value| value.to_str().expect("ASCII"));
+            assert_eq!(values.next(), None, "{name} is there twice");
+            value.to_owned()
+        };
+        all.iter().map(value).collect()
+    };
+    let minute = Duration::from_millis(60_000 - NOW_MS % 60_000);
+    let left = minute.as_millis().div_ceil(1_000);
+    let left = format!("{left}s");
+    let left = if left == "60s" { "1m0s" } else { &left };
+    assert_eq!(shown(&ask(&service, 0)), ["", "3", "2", left, "100", "40", left]);
+    // The quota with the fewest tokens left, and the one that refuses.
+    clock.advance(minute);
+    let hour = Duration::from_millis(3_600_000 - (NOW_MS + minute.as_millis() as u64) % 3_600_000);
+    let of_the_hour = match hour.as_secs() / 60 {
+        60 => "1h0m0s".to_owned(),
+        m => format!("{m}m{}s", hour.as_secs() % 60),
+    };
+    assert_eq!(shown(&ask(&service, 0)), ["", "3", "2", "1m0s", "150", "30", &of_the_hour]);
+    let refused = ask(&service, 0);
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    let after = hour.as_secs().to_string();
+    assert_eq!(shown(&refused), [&after, "3", "2", "1m0s", "150", "30", &of_the_hour]);
+    assert!(!refused.headers().contains_key("x-ratelimit-limit"));
+    clock.advance(Duration::from_millis(59_880));
+    assert_eq!(shown(&ask(&service, 0))[3], "120ms");
+}
+
+#[test]
+#[should_panic = "write Quota::per_minute(60).name"]
+fn headers_of_openais_api_need_the_limits_names() {
+    let _ = FixedWindowLayer::new(Quota::per_minute(60)).headers(Headers::OpenAi);
 }
