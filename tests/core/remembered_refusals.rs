@@ -223,7 +223,7 @@ async fn the_number_of_remembered_refusals_is_bounded() {
         assert!(!check(n).await);
     }
     assert_eq!(server.calls(), KEYS);
-    // What finds no room takes that of others: from the last one on, all are known that still are.
+    // From the last one on: those that found no room took that of others.
     for n in (0..KEYS).rev() {
         assert!(!check(n).await);
     }
@@ -333,7 +333,7 @@ async fn a_true_cost_that_raises_a_count_changes_the_remembered_times_at_once() 
     assert_eq!(check(&limiter, 1).await, truth(&server, &limiter.quotas(), 1, false));
 }
 
-/// What one limit has taken is returned when the next one refuses.
+/// Tokens that one limit has given are returned when the next one refuses.
 #[tokio::test(start_paused = true)]
 async fn limits_that_are_charged_in_turns_ask_again_after_a_second() {
     let server = Server::start();

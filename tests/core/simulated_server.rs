@@ -75,7 +75,7 @@ impl Server {
 
     /// A process. Its clones share what it remembers.
     pub(crate) fn node(&self) -> Node {
-        Node { server: self.clone(), remote: Remote::around(Way { server: self.clone() }) }
+        Node { remote: Remote::around(Way { server: self.clone() }) }
     }
 
     /// The store itself, without distance, and without counting a call.
@@ -92,7 +92,6 @@ impl Server {
 
 #[derive(Clone)]
 pub(crate) struct Node {
-    pub(crate) server: Server,
     pub(crate) remote: Remote,
 }
 

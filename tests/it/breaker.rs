@@ -232,7 +232,7 @@ async fn a_dropped_trial_of_an_earlier_outage_makes_no_room_beside_a_later_one()
     drop((later, third));
 }
 
-/// Its deadline is shorter than any answer takes.
+/// No answer comes within the shorter deadline.
 #[tokio::test(start_paused = true)]
 async fn a_missed_deadline_stops_only_those_who_would_not_wait_longer() {
     let store = Told::to(Does::Hang, Duration::from_millis(1));

@@ -89,6 +89,46 @@ fn files_are_short_and_folders_name_few_crates() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// Private modules of this crate that `store/redis` uses: locks, and the log and metrics.
+const PRIVATE_OF_REDIS: [&str; 2] = ["sync", "observe"];
+
+/// So that it can be a crate of its own, and others can write what it is.
+#[test]
+fn the_store_in_redis_uses_public_paths() {
+    let mut faults = Vec::new();
+    let sources = sources();
+    let (root, store) = (&sources["lib"], &sources["store"]);
+    let exports = |text: &str, name: &str| {
+        let public =
+            text.split(';').filter_map(|item| item.split_once("pub use ")).map(|(_, of)| of);
+        public.into_iter().any(|names| {
+            names.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name)
+        }) || text.contains(&format!("pub trait {name}"))
+    };
+    for (file, text) in sources.iter().filter(|(file, _)| file.starts_with("store/redis")) {
+        let code: String = code(text).flat_map(|line| [line, "\n"]).collect();
+        for path in code.split("crate::").skip(1) {
+            let (from, path) = match path.strip_prefix("store::") {
+                Some(path) if !path.starts_with("redis::") => (store, path),
+                Some(_) => continue,
+                None => (root, path),
+            };
+            let names = match path.strip_prefix('{') {
+                Some(names) => names.split('}').next().unwrap_or_default(),
+                None => path
+                    .split(|c: char| !c.is_alphanumeric() && c != '_')
+                    .next()
+                    .unwrap_or_default(),
+            };
+            let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+            let private = names.filter(|name| !exports(from, name));
+            let private = private.filter(|name| !PRIVATE_OF_REDIS.contains(name));
+            faults.extend(private.map(|name| format!("src/{file}.rs uses {name}")));
+        }
+    }
+    assert!(faults.is_empty(), "not public: {}", faults.join(", "));
+}
+
 /// With all features off: the basics of Tower and HTTP, and three small others.
 #[test]
 fn the_core_stands_on_tower_and_http_and_three_small_crates() {

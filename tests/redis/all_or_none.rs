@@ -98,28 +98,6 @@ async fn a_refused_group_takes_nothing_and_is_remembered() {
     assert!(limits.check(lines("ann", 3)).await.expect("it answers").allowed());
 }
 
-/// A refusal by S13's comparison: other reservations may pass.
-#[tokio::test]
-async fn a_reservation_that_is_late_for_another_limit_is_not_remembered() {
-    let Some(server) = Server::start() else { return };
-    let hour = Duration::from_secs(3_600);
-    let limits = Limits::new([
-        Quota::new(10, 24_000 * hour).reserve_up_to(20).name("long"),
-        Quota::new(100, 7_000 * hour).name("short"),
-    ])
-    .store(store(&server));
-    let lines = [Line::new("long", "k", 10), Line::new("short", "k", 10)];
-    assert!(limits.reserve(&lines).await.expect("it answers").is_ok());
-    for _ in 0..2 {
-        let calls = scripts(&server);
-        let late = limits.reserve(&lines).await.expect("it answers").expect_err("it is late");
-        assert!(!late.decision().exceeds_capacity());
-        assert_eq!(scripts(&server), calls + 1, "the server decides");
-    }
-    let short = limits.of("short").peek("k").await.expect("it answers");
-    assert_eq!(short.used(), 10, "it took nothing");
-}
-
 #[tokio::test]
 async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
     let Some(server) = Server::start() else { return };

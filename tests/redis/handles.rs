@@ -14,7 +14,7 @@ fn limiter(store: RedisStore) -> Limiter {
     Quota::per_day(1_000_000).name("handles").store(store)
 }
 
-/// A request each millisecond until this is dropped, whatever becomes of it.
+/// A request each millisecond, until this is dropped.
 struct Requests(Arc<AtomicBool>);
 
 impl Requests {

@@ -22,8 +22,7 @@ use tokio::time::Instant;
 
 use super::connect::NEVER;
 use super::link::{Link, Origin};
-use super::script::{Answer, Commands};
-use crate::store::account::instant;
+use super::script::{Answer, Commands, instant};
 use crate::store::{Adjust, Charge, Reply, Scope};
 use crate::sync::{self, AtEnd};
 use crate::{Clock, Decision, Key, Store, StoreError, SystemClock};

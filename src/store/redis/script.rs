@@ -13,7 +13,7 @@ mod command;
 mod merged;
 pub(super) mod rights;
 
-pub(super) use command::Commands;
+pub(super) use command::{Commands, instant};
 pub(super) use merged::MergedCall;
 
 /// `window.rs`, in Lua, for one decision. Some proxies run only scripts whose commands and keys are

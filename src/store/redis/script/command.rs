@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use redis::{Cmd, RedisWrite};
+use tokio::time::Instant;
 
 use super::ONE;
-use crate::store::account::instant;
 use crate::store::{Account, Adjust, Calendar, Charge, Scope, Windows};
-use crate::sync::{self, Instant};
+use crate::sync;
 use crate::{Clock, Key, Quota, SystemClock};
 
 const FROM_FIRST_REQUEST: i64 = -1;
@@ -134,6 +134,11 @@ impl Commands {
         }
         cmd
     }
+}
+
+/// The last instant stands for all that are later.
+pub(crate) fn instant(now: u64) -> i64 {
+    now.min(Quota::MAX_TOKENS - 1) as i64
 }
 
 fn length(quota: &Quota) -> u64 {
