@@ -30,14 +30,14 @@ pub(crate) const MAX_LIMITS: usize = 8;
 
 const MAX_INLINE: usize = 2;
 
-/// The answer to a charge: whether it passed, and the standing of the key.
+/// The answer to a charge: whether it passed, and what the key has used.
 ///
-/// One of the charged quotas *governs*, and the methods with a single value are about that one: on
-/// a refusal the refusing quota with the latest retry, otherwise the one with the fewest tokens
-/// left. [`usage`](Self::usage) returns all of them.
+/// The methods with a single value are about one of the charged quotas, which *governs* the
+/// decision: on a refusal the refusing quota with the latest retry, otherwise the one with the
+/// fewest tokens left. [`usage`](Self::usage) returns all of them.
 ///
-/// Of several limits ([`Limits`](crate::Limits)), too, one governs: on a refusal the refusing one
-/// with the latest retry, otherwise the one with the smallest part of its limit left.
+/// One of several limits ([`Limits`](crate::Limits)) governs in the same way: on a refusal the
+/// refusing one with the latest retry, otherwise the one with the smallest part of its limit left.
 /// [`limits`](Self::limits) returns the decisions of all.
 ///
 /// ```
@@ -283,7 +283,7 @@ impl Decision {
         system_time(self.line.now)
     }
 
-    /// Returns the standing of each quota, in the order of the quotas.
+    /// Returns the usage of each quota, in the order of the quotas.
     #[inline(always)]
     pub fn usage(&self) -> &[Usage] {
         match &self.details {
@@ -330,8 +330,8 @@ impl Decision {
         if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
     }
 
-    /// Returns the decision of one limit, if it took part. In a refusal, limits that would have
-    /// passed took nothing, and are [`allowed`](Self::allowed).
+    /// Returns the decision of one limit, if it was charged. In a refusal, limits that would have
+    /// granted their cost took nothing, and are [`allowed`](Self::allowed).
     pub fn of(&self, name: &str) -> Option<Self> {
         self.lines().find(|(_, of)| of.0.name.text() == name).map(|(_, of)| of.to_decision())
     }

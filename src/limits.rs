@@ -69,14 +69,13 @@ pub use kept::KeptReceipt;
 /// # Ok(()) }
 /// ```
 ///
-/// The [`Decision`] is that of the limit that governs: on a refusal the refusing one with the
-/// latest retry, otherwise the one with the smallest part of its limit left. [`Decision::of`]
-/// returns that of each.
+/// The [`Decision`] shows one limit: on a refusal the refusing one with the latest retry, otherwise
+/// the one with the smallest part of its limit left. [`Decision::of`] returns that of each.
 ///
 /// In memory and in a `RedisStore`, a charge is one step, in Redis one round trip. A cluster, whose
 /// keys are on several servers, and any other store that can't do that charges the limits one after
 /// the other, within one deadline, and returns what was taken when one refuses. Then, too, nothing
-/// passes above a limit, but another request may be refused early ([S37]).
+/// passes above a limit, but another request may be refused although there is room ([S37]).
 ///
 /// [S37]: crate::guide::semantics#stores
 ///
@@ -194,7 +193,7 @@ impl Limits {
         self.charge_by_name(lines.as_ref(), |charge| charge)
     }
 
-    /// Returns the standing of each line's key, and whether the costs would pass. Takes nothing.
+    /// Returns what each line's key has used, and whether the costs would pass. Takes nothing.
     ///
     /// # Errors
     /// The same as those of [`check`](Self::check).
@@ -211,7 +210,7 @@ impl Limits {
         Reply::of(self.charge_for_receipt(lines.as_ref(), |charge| charge))
     }
 
-    /// Takes the cost of each line, also from later windows as far as the quotas allow:
+    /// Takes the cost of each line, even from later windows as far as the quotas allow:
     /// [`Limiter::reserve`] for several limits. The caller waits for [`Decision::ready_after`], the
     /// longest wait of all limits.
     ///
@@ -472,7 +471,7 @@ impl From<&Self> for Limits {
     }
 }
 
-/// A limit in a charge of several, with its key and its cost. A limit without a line takes no part.
+/// A limit in a charge of several, with its key and its cost. A limit without a line isn't charged.
 ///
 /// ```
 /// use tower_fixed_window::{Limits, Line, Quota, Quotas};

@@ -67,8 +67,8 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// # }
 /// ```
 ///
-/// **What a fixed window does not promise:** a client can spend a whole limit just before a
-/// boundary and another just after it: up to twice the limit within one window's length. If your
+/// **What a fixed window does not promise:** a client can spend one limit just before a boundary
+/// and another just after it: up to twice the limit within one window's length. If your
 /// backend can't absorb that, add a shorter window:
 /// `Quota::per_hour(1_000).and(Quota::per_minute(50))`.
 ///

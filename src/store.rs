@@ -59,7 +59,7 @@ pub use crate::window::State;
 ///    change while the counter runs.
 /// 4. **Life.** The store may drop a state from [`State::until`] on, not earlier.
 /// 5. **Reset.** A reset clears a key of a scope under every quota that the key was charged with,
-///    also those that the caller does not know: plans differ per request, and limits change. If
+///    even those that the caller does not know: plans differ per request, and limits change. If
 ///    that is not possible, it returns an error.
 /// 6. **No replay.** A charge whose outcome is unknown is not sent again.
 /// 7. **An answer.** Every [`Reply`] ends, with an answer or an error, within a time that the store
@@ -182,13 +182,13 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Returns a text that is the same for stores that have the same counts, as far as that is
-    /// known: two limits of one name are then told as a mistake. By default, `None`.
+    /// known: two limits of one name are then logged as a mistake. By default, `None`.
     fn identity(&self) -> Option<String> {
         None
     }
 
     /// Returns the [`Remote`] that this store is or contains: its deadline, policy and known
-    /// refusals then hold for a charge as a whole, also if its lines are charged one after the
+    /// refusals then apply to the charge as a whole, even if its lines are charged one after the
     /// other. By default, `None`.
     fn remote(&self) -> Option<Remote> {
         None

@@ -31,11 +31,13 @@ pub mod guide;
 /// let _ = FixedWindowLayer::new(Quota::per_second(10).rollover_up_to(30));
 /// let _ = FixedWindowLayer::new([limit(), Quota::per_minute(600).name("all").key(Key::global())]);
 /// let _ = limit().cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
+/// let _ = FixedWindowLayer::new("5/minute".parse::<Quota>()?.name("login"));
 ///
 /// // Keys, on the limit.
 /// let _ = limit().key(client_ip().trusting(["10.0.0.0/8"]));
 /// let _ = limit().key(header("x-api-key").or(peer_ip()));
 /// let _ = limit().key((peer_ip(), matched_path()));
+/// let _ = (limit().key(peer_ip().ipv6_prefix(56)), limit().key(client_ip().trusting_hops(1)));
 /// let _ = limit().key_fn(|parts| {
 ///     let cookies = parts.headers.get("cookie")?.to_str().ok()?;
 ///     cookies.split("; ").find_map(|cookie| cookie.strip_prefix("sid=")).map(Key::secret)
@@ -45,6 +47,7 @@ pub mod guide;
 /// let _ = layer().skip(|parts| parts.method != Method::POST);
 /// let _ = layer().skip(client_ip().is_in(["192.0.2.0/24"]));
 /// let _ = layer().count_if(|response| !response.status.is_server_error());
+/// let _ = layer().count_if(|response| response.status.as_u16() >= 400);
 ///
 /// // Refusals.
 /// let _ = layer().on_reject(|_parts, why| (why.status(), why.message()).into_response());
@@ -57,6 +60,17 @@ pub mod guide;
 /// let _ = FixedWindowLayer::new(limit().store(MemoryStore::with_max_keys(100_000)));
 /// let store = RedisStore::new("redis://127.0.0.1/")?.on_failure(OnStoreFailure::Allow);
 /// let _ = FixedWindowLayer::new(limit().store(store));
+///
+/// // A limiter: at run time, and without HTTP.
+/// # async fn at_run_time(limiter: tower_fixed_window::Limiter) -> Result<(), Box<dyn std::error::Error>> {
+/// let receipt = limiter.charge("ann", 3).await??;
+/// limiter.settle(receipt, 5).await?;
+/// let (decision, usage) = (limiter.check_cost("ann", 10).await?, limiter.peek("ann").await?);
+/// let waits = limiter.reserve("ann", 1).await??;
+/// limiter.set_quotas(Quota::per_minute(100));
+/// let until = std::time::SystemTime::now() + Duration::from_secs(3_600);
+/// limiter.set_key_quotas_until("ann", Quota::per_day(0), until);
+/// # let _ = (decision, usage, waits); Ok(()) }
 ///
 /// // A limit for each method of a route.
 /// let read = FixedWindowLayer::new(Quota::per_minute(60).name("read"));

@@ -7,7 +7,7 @@ use super::Verdict;
 use crate::quota::Span;
 use crate::window::Window;
 
-/// The standing of one quota of a key.
+/// What a key has used of one quota, and what is left.
 ///
 /// ```
 /// use std::time::Duration;

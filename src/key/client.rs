@@ -13,7 +13,7 @@ use super::extractor::{KeyExtractor, MissingKey};
 use super::hops::Source;
 use super::ip;
 
-/// Extracts the client's address, also behind proxies: if the peer is a proxy that you trust, from
+/// Extracts the client's address, even behind proxies: if the peer is a proxy that you trust, from
 /// `X-Forwarded-For` or another header of your choice; otherwise it is the peer's.
 ///
 /// By default, no proxy is trusted. List your proxies by their networks

@@ -93,7 +93,7 @@ impl Key {
 
     /// Creates a key from an address. An IPv6 address counts by its first `prefix` bits, at most
     /// 128. `Key::from(address)` uses 64. Link-local and unique local addresses (`fe80::/10`,
-    /// `fc00::/7`) count whole, since strangers share their prefixes. Where an IPv4 address is
+    /// `fc00::/7`) count individually, since strangers share their prefixes. If an IPv4 address is
     /// inside (`::ffff:192.0.2.1`, or behind NAT64 `64:ff9b::192.0.2.1`), that one counts.
     #[inline(always)]
     pub fn from_ip(address: IpAddr, prefix: u8) -> Self {

@@ -96,7 +96,7 @@ impl Limit {
         self
     }
 
-    /// Sets who is counted. The default is [`peer_ip`](crate::key::peer_ip).
+    /// Sets what requests are counted by. The default is [`peer_ip`](crate::key::peer_ip).
     ///
     /// ```
     /// use http::Request;
@@ -117,7 +117,7 @@ impl Limit {
         self
     }
 
-    /// Sets who is counted by a closure. If it returns `None`, the request is refused. A client can
+    /// Sets what requests are counted by, as a closure. `None` refuses the request. A client can
     /// write a path, a host or a header in many ways: count by [what your app makes of
     /// it](crate::guide::keys#what-a-client-can-spell).
     ///
@@ -148,8 +148,8 @@ impl Limit {
     }
 
     /// Sets how many tokens a request costs. The default is 1. A request of cost 0 passes and takes
-    /// nothing, even where its [true cost](Self::settled) won't fit. Where that matters, return at
-    /// least 1.
+    /// nothing, even if its [true cost](Self::settled) is more than what is left. If that matters,
+    /// return at least 1.
     ///
     /// ```
     /// use http::{Method, Request};
@@ -228,8 +228,8 @@ impl Limit {
     ///
     /// [S41]: crate::guide::semantics#stores
     ///
-    /// The closure must not block, since a request waits for it. If it panics, the charge stands,
-    /// and the request goes on.
+    /// The closure must not block, since a request waits for it. If it panics, the charge remains,
+    /// and the request continues.
     ///
     /// # Panics
     /// If the share is not 1 to 100 percent.
@@ -269,14 +269,14 @@ impl Limit {
     ///
     /// Counts are of this process, in the current quarter of an hour and the one before ([S39]). A
     /// quarter's count is too high by at most its `total / keys`, and each key with more refusals
-    /// than that is in the list, also under a flood of invented keys. Each key takes less than 1
+    /// than that is in the list, even under a flood of invented keys. Each key takes less than 1
     /// kB. From the thousandth refusal of a quarter on, one in eight counts for eight: then a count
     /// of 1,000 is right within some 20%, one of 100,000 within 2%.
     ///
     /// [S39]: crate::guide::semantics#stores
     ///
-    /// Refusals in a layer are also counted by route, as many routes as keys: perhaps one page with
-    /// many files would be refused, and no client too many.
+    /// Refusals in a layer are counted by route as well, for as many routes as keys: perhaps a page
+    /// with many files exceeds the limit, and not a client.
     ///
     /// ```
     /// use http::Request;
@@ -397,7 +397,7 @@ pub struct NearLimit<'a> {
     pub key: &'a Key,
     /// The quota of which the share is used.
     pub quota: Quota,
-    /// The standing of the key under this quota, after the charge.
+    /// What the key has used of this quota, after the charge.
     pub usage: Usage,
     /// The share in percent, as given to [`Limit::warn_at`](crate::Limit::warn_at).
     pub percent: u8,

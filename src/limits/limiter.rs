@@ -161,8 +161,8 @@ impl Limiter {
         self.charge_key(key, cost, |charge| charge)
     }
 
-    /// Returns the standing of a key under the limiter's own quotas, and whether one token would
-    /// pass. Takes nothing. A higher cost passes if [`Decision::remaining`] is as high;
+    /// Returns what a key has used of the limiter's own quotas, and whether a charge of one token
+    /// would pass. Takes nothing. A higher cost passes if [`Decision::remaining`] is as high;
     /// [`Limits::peek`](crate::Limits::peek) takes costs. For keys under other quotas, use
     /// [`with_quotas`](Self::with_quotas).
     pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
@@ -195,7 +195,7 @@ impl Limiter {
         Reply::of(self.charge_for_receipt(&key.into(), cost, |charge| charge))
     }
 
-    /// Takes `cost` tokens, also from later windows as far as
+    /// Takes `cost` tokens, even from later windows as far as
     /// [`Quota::reserve_up_to`](crate::Quota::reserve_up_to) allows. The caller then waits for
     /// [`Decision::ready_after`].
     ///
@@ -229,8 +229,8 @@ impl Limiter {
         Reply::of(self.charge_for_receipt(&key.into(), cost, |charge| charge.reserving()))
     }
 
-    /// Refunds a [charge](Self::charge): to each quota until the window of the tokens has ended,
-    /// and without effect after that.
+    /// Refunds a [charge](Self::charge), to each quota whose window has not ended since; for the
+    /// others, this has no effect.
     pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
         self.settle(receipt, 0)
     }
@@ -456,7 +456,7 @@ impl Limiter {
     }
 
     /// Changes the quotas until an instant, by the store's clock ([`Store::now_ms`]). From then on,
-    /// the former quotas hold again, without a further call. A later change replaces this one, and
+    /// the former quotas apply again, without a further call. A later change replaces this one, and
     /// an instant in the past ends it at once. A limit by plan keeps the quotas of its closure.
     /// [`set_key_quotas_until`](Self::set_key_quotas_until) has an example, for one key.
     ///

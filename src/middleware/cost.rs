@@ -117,7 +117,7 @@ impl TrueCost {
     }
 
     /// Adds the cost of the limit of this name, as in the example of [`TrueCost`]. If a meter
-    /// counts the same, its number holds.
+    /// counts the same, the meter's number applies.
     #[must_use]
     pub fn and(mut self, name: &str, cost: u64) -> Self {
         *self.costs.entry(name) = cost;

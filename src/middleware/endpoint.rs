@@ -19,7 +19,7 @@ use crate::key::Key;
 use crate::limits::{Limiter, Limits};
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
 
-/// A service that reports the standing of clients in GitHub's JSON, without charging them.
+/// A service that reports what clients have used, in GitHub's JSON, without charging them.
 ///
 /// In axum, it is a route,
 /// `.route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]))`. It extracts the keys

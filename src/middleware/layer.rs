@@ -71,8 +71,8 @@ use crate::queue::{ByKey, Queue};
 /// Around an HTTP client, the layer respects the limit of an API: with `queue` (feature `tokio`),
 /// requests wait for the next window, as in `examples/stacks/outbound.rs` for reqwest. hyper-util's
 /// client needs [a line more](crate::FixedWindow#if-it-is-not-a-service). With
-/// `.headers(Headers::None)`, its numbers don't reach your own clients with a response, or headers,
-/// that a handler hands on.
+/// `.headers(Headers::None)`, its numbers don't reach your own clients with a response that a
+/// handler passes on.
 ///
 /// # The type of a layer
 ///
@@ -208,9 +208,9 @@ impl<J> FixedWindowLayer<J> {
     /// more than 5 failures pass. With a remote store, a background task sends the refund, which is
     /// lost if the runtime shuts down first.
     ///
-    /// A layer counts what passes it, whatever is answered behind it. With
-    /// `.count_if(|response| response.status != 429)`, it does not count what a limit behind it
-    /// refuses, nor any other such answer, even after the work is done: such work is free.
+    /// A layer counts each request that it lets pass, whatever the response is. With
+    /// `.count_if(|response| response.status != 429)`, it does not count what an inner limit
+    /// refuses, nor a 429 of the handler itself, even after work is done: such work is free.
     ///
     /// ```
     /// use axum::routing::any;
@@ -247,15 +247,15 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Lets requests over the limit wait in a line: for each key, or combination of keys of several
-    /// limits, up to `requests` in this process, each for at most `max_wait`, in order of arrival.
-    /// A request that finds the line full, or would have to wait for longer, is refused, with the
-    /// time until it could pass behind the others as `retry-after`.
+    /// Lets requests over the limit wait in a queue: for each key, or combination of keys, up to
+    /// `requests` in this process, each for at most `max_wait`, in order of arrival. If the queue
+    /// is full, or the wait would be longer, a request is refused. Its `retry-after` is the time
+    /// until it could pass behind the others.
     ///
     /// Nothing is taken for a request that waits, and it holds no place in the inner service. The
-    /// first in the line is charged, for all limits or none, when its window begins and the service
-    /// is ready: never more than the limit passes. Returned tokens, resets and raised limits are
-    /// noticed after a second, then after twice as long each time. The guide has [all
+    /// first in the queue is charged, for all limits or none, when its window begins and the
+    /// service is ready: never more than the limit passes. Returned tokens, resets and raised
+    /// limits are noticed after a second, then after twice as long each time. The guide has [all
     /// rules](crate::guide::semantics#peeks-resets-reservations-refunds), such as those for costs.
     ///
     /// For a graceful shutdown, [`close_queue`](Self::close_queue) ends all waiting.

@@ -66,13 +66,13 @@ const MINUTE: i64 = 60_000;
 ///
 /// A shard's table doubles when a key finds no room in it: in a store of a million, that request
 /// and others with keys in the shard wait for about 0.1 ms. Other charges of one limit with one or
-/// two quotas allocate nothing but a key of more than 38 bytes; those of more quotas or limits, the
-/// list of standings in the [`Decision`]. For resets, the store
+/// two quotas allocate nothing but a key of more than 38 bytes; those of more quotas or limits, a
+/// list in the [`Decision`]. For resets, the store
 /// keeps the windows that each name is charged under: a few hundred bytes, and at most 0.3 MB for
 /// 1,024 of them. Beyond that, a reset is an error.
 ///
 /// A new key shares an overflow entry when running windows hold every entry that it could use. It
-/// may then be refused too early, never too late, and other keys keep their count
+/// may be refused although it has tokens left, and never gets more; other keys keep their count
 /// ([the guide](crate::guide::operating#memory), [S30](crate::guide::semantics#stores)).
 ///
 /// ```

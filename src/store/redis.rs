@@ -98,7 +98,7 @@ impl RedisStore {
     /// # Errors
     /// If the address is not valid. A server that does not answer is not an error.
     pub fn new(address: impl IntoConnectionInfo) -> Result<Self, StoreError> {
-        let wrong = |error| address_error("no address of Redis: write redis://host:6379/", error);
+        let wrong = |error| address_error("not a URL of Redis: write redis://host:6379/", error);
         Client::open(address).map(Self::client).map_err(wrong)
     }
 
@@ -125,7 +125,7 @@ impl RedisStore {
     }
 
     /// Creates a store that connects with a closure, for set-ups without a constructor here. It is
-    /// called again when a connection is lost, is silent, or leads to a replica, also while an
+    /// called again when a connection is lost, is silent, or leads to a replica, even while an
     /// earlier call is in flight. It has 1.5 s, and after calls that took longer up to 5 s.
     ///
     /// ```no_run
@@ -196,7 +196,7 @@ impl RedisStore {
         let sentinels: Arc<[A]> = sentinels.into_iter().collect();
         for sentinel in sentinels.iter() {
             client(sentinel.clone()).map_err(|error| {
-                address_error("no address of a Sentinel: write redis://host:26379/", error)
+                address_error("not a URL of a Sentinel: write redis://host:26379/", error)
             })?;
         }
         Ok(Self::from_origin(Origin::connecting(move |servers| {

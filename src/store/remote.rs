@@ -61,7 +61,7 @@ const DEADLINE: Duration = Duration::from_millis(250);
 /// its counts ([rules](crate::guide::semantics#stores)).
 ///
 /// Clones share what is known and the memory, so a reset through one layer takes effect in all.
-/// Make one `Remote` for a store, and clones of it for layers, also for those with other settings.
+/// Make one `Remote` for a store, and clones of it for all layers, even those of other settings.
 ///
 /// ```
 /// use std::time::Duration;

@@ -224,8 +224,8 @@ impl StoreError {
         Self { fault: Fault::Unsent, ..self }
     }
 
-    /// Says that the store works, but not for this key: what is there is none of its counts, or may
-    /// not be touched. Requests for other keys still call the store.
+    /// Says that the store works, but not for this key: what it finds there is no count, or it has
+    /// no right to it. Requests for other keys still call the store.
     #[must_use]
     pub fn of_key(self) -> Self {
         Self { fault: Fault::Key, ..self }
@@ -287,8 +287,8 @@ impl Error for StoreError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum OnStoreFailure {
-    /// Enforces the same quotas in this process's memory until the store is back: at most one
-    /// further limit passes on each node.
+    /// Enforces the same quotas in this process's memory until the store is back: each node lets up
+    /// to one extra limit's worth of requests pass.
     #[default]
     Local,
     /// Lets the request pass, without rate-limit headers, since the count is unknown.

@@ -34,7 +34,7 @@ const TRIES: usize = 100;
 ///
 /// A row is a [`CounterId`] and its [`State`]. The contract is short:
 ///
-/// 1. [`read`](Self::read) returns each row as it is, also one that has ended.
+/// 1. [`read`](Self::read) returns each row as it is, even one that has ended.
 /// 2. [`write`](Self::write) writes a group only if all of its counters are as they were read. That
 ///    is atomic over the nodes. No lock and no transaction is open between the two.
 /// 3. The time is the server's, not the node's.

@@ -6,11 +6,11 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
-/// What becomes of a command.
+/// The fate of a command.
 pub enum Fate {
     /// The server of this port answers.
     To(u16),
-    /// It answers to this command in place of the client's.
+    /// Answers to this command in place of the client's.
     Instead(u16, Command),
     /// This is the answer, without the end of its last line.
     Answer(String),

@@ -39,13 +39,13 @@ pub(crate) struct Charged {
     answer: Answer,
     /// `None`: it was refused, in shadow mode.
     pub(crate) taken: Option<Taken>,
-    /// What the layer counts by now.
+    /// The cost that the layer counts by now.
     pub(crate) cost: u64,
     /// Since when the decision is known.
     pub(crate) known: u64,
 }
 
-/// What the header fields say of one quota.
+/// The headers' numbers of one quota.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
     pub(crate) name: &'static str,
@@ -130,7 +130,7 @@ impl Counts {
         self.keep(line.limit, line.key, terms, model);
     }
 
-    /// What is used, and when that ends, by each of these quotas.
+    /// The usage of each of these quotas, and when it ends.
     pub(crate) fn standing(
         &self,
         limit: Limit,

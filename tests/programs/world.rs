@@ -107,7 +107,7 @@ forward_to_memory!(FarStore, {
     }
 });
 
-/// What happens to a request.
+/// The course of a request.
 #[derive(Debug)]
 pub(crate) enum What {
     /// A layer has decided, by the limit of this name.
