@@ -89,11 +89,14 @@ pub(super) fn store_is_back(scope: &str, requests: u64, after: Duration) {
     log!(warn, "the store is back", scope = scope, requests = requests, seconds = seconds);
 }
 
+/// The page on which symptoms have their causes, and these lines.
+const MORE: &str = "docs/trouble.md";
+
 /// Logs how to fix a mistake in the configuration, once in the life of the process.
 #[track_caller]
 pub(crate) fn mistake(fix: &impl Display) {
     if let Some(fix) = if_new(fix, Location::caller()) {
-        log!(error, fix);
+        log!(error, fix, more = MORE);
     }
 }
 
@@ -101,7 +104,7 @@ pub(crate) fn mistake(fix: &impl Display) {
 #[track_caller]
 pub(crate) fn doubt(hint: &impl Display) {
     if let Some(hint) = if_new(hint, Location::caller()) {
-        log!(warn, hint);
+        log!(warn, hint, more = MORE);
     }
 }
 

@@ -147,7 +147,10 @@ fn without_a_subscriber_a_mistake_goes_to_standard_error() {
     let log = logged(async || without_addresses().await);
     let told = only_line(&log);
     assert!(told.starts_with("tower_fixed_window: "), "{told}");
-    for advice in [CONNECT_INFO, "`tower_fixed_window::key::PeerAddr`", "docs/other-stacks.md"] {
+    let page = "docs/trouble.md";
+    for advice in
+        [CONNECT_INFO, "`tower_fixed_window::key::PeerAddr`", "docs/other-stacks.md", page]
+    {
         assert!(told.contains(advice), "{told}");
     }
 }
