@@ -13,7 +13,7 @@ use crate::decision::{Decision, MAX_LIMITS, RateLimited, Ruling};
 use crate::key::Key;
 use crate::quota::{Quota, Quotas};
 use crate::store::{
-    Account, AnyStore, Charge, MemoryStore, OwnedAccount, Reply, Scope, Store, StoreError,
+    Account, AnyStore, Charge, MemoryStore, OwnedAccount, Reply, Scope, Store, StoreError, StoreId,
 };
 
 #[cfg(feature = "serde")]
@@ -366,7 +366,7 @@ impl Limits {
         let receipt = receipt.collect();
         let reply = self.charge_under(lines, &limiters, |place| &quotas[place], configure);
         let store = self.store.clone();
-        Ok(reply.map(|decision| Receipt::of(receipt, decision, store)))
+        Ok(reply.map(move |decision| Receipt::of(receipt, decision, &store)))
     }
 }
 
@@ -539,7 +539,7 @@ pub struct Receipt {
     pub(crate) lines: Vec<ReceiptLine>,
     pub(crate) decision: Decision,
     /// `None` if another process may have read the receipt from text.
-    pub(crate) store: Option<AnyStore>,
+    pub(crate) store: Option<StoreId>,
 }
 
 #[derive(Debug)]
@@ -562,14 +562,16 @@ impl Receipt {
     pub(crate) fn of(
         lines: Vec<ReceiptLine>,
         decision: Decision,
-        store: AnyStore,
+        store: &AnyStore,
     ) -> Result<Self, RateLimited> {
-        Ok(Self { lines, decision: decision.passed()?, store: Some(store) })
+        let decision = decision.passed()?;
+        let store = Some(store.id(decision.is_local()));
+        Ok(Self { lines, decision, store })
     }
 
     /// A receipt is good for the counters it was taken from (S14).
     pub(crate) fn is_of(&self, store: &AnyStore) -> bool {
-        self.store.as_ref().is_none_or(|of| of.is_same(store))
+        self.store.as_ref().is_none_or(|of| of.is_of(store))
     }
 
     /// Returns the decision, as in the example of [`Limiter::reserve`].

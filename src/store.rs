@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
@@ -293,15 +293,15 @@ impl AnyStore {
         }
     }
 
-    /// The same counters, as far as that is known.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Memory(one), Self::Memory(other)) => one.address() == other.address(),
-            (Self::Other(one), Self::Other(other)) => {
-                let node = |store: &Arc<dyn Store>| store.remote().map(|remote| remote.address());
-                Arc::ptr_eq(one, other) || node(one).is_some_and(|of| node(other) == Some(of))
+    /// What a process counted by itself while the store failed is of its `Remote` alone.
+    pub(crate) fn id(&self, is_local: bool) -> StoreId {
+        match self {
+            Self::Memory(store) => StoreId::Memory(store.downgrade()),
+            Self::Other(store) => {
+                let node = || store.remote().map(|remote| remote.node_name());
+                let name = if is_local { node() } else { store.identity() };
+                StoreId::Other(Arc::downgrade(store), name)
             }
-            _ => false,
         }
     }
 
@@ -322,6 +322,29 @@ impl AnyStore {
             Self::Memory(store) => store.charge(charge),
             Self::Other(store) if charge.is_single() => store.charge(charge),
             Self::Other(store) => in_order::charge_lines(store, charge),
+        }
+    }
+}
+
+/// The counters that a receipt belongs to (S14). It keeps no store alive, as the last handle of a
+/// store with a file saves it and lets go of the file (S38).
+#[derive(Clone, Debug)]
+pub(crate) enum StoreId {
+    Memory(Weak<memory::Memory>),
+    Other(Weak<dyn Store>, Option<String>),
+}
+
+impl StoreId {
+    /// As far as that is known.
+    pub(crate) fn is_of(&self, store: &AnyStore) -> bool {
+        match (self, store) {
+            (Self::Memory(id), AnyStore::Memory(store)) => Weak::ptr_eq(id, &store.downgrade()),
+            (Self::Other(id, name), AnyStore::Other(store)) => {
+                let node = || store.remote().map(|remote| remote.node_name());
+                Weak::ptr_eq(id, &Arc::downgrade(store))
+                    || name.is_some() && (*name == store.identity() || *name == node())
+            }
+            _ => false,
         }
     }
 }

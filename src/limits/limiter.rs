@@ -432,7 +432,7 @@ impl Limiter {
         let reply = charge_lines(&self.store, |_| self, charge);
         let line = ReceiptLine { account: account.to_owned(), own: self.has_own_quotas(key) };
         let store = self.store.clone();
-        Ok(reply.map(|decision| Receipt::of(vec![line], decision, store)))
+        Ok(reply.map(move |decision| Receipt::of(vec![line], decision, &store)))
     }
 }
 

@@ -12,8 +12,8 @@
 //!   file.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use super::Store;
 use super::account::{Account, Scope};
@@ -95,7 +95,7 @@ pub struct MemoryStore {
     saver: Option<Arc<Saver>>,
 }
 
-struct Memory {
+pub(crate) struct Memory {
     shards: Sharded<LockedShard>,
     buckets: usize,
     counters: ChargedQuotas,
@@ -186,14 +186,14 @@ impl MemoryStore {
 }
 
 impl MemoryStore {
-    pub(crate) fn address(&self) -> usize {
-        Arc::as_ptr(&self.memory).addr()
+    pub(super) fn downgrade(&self) -> Weak<Memory> {
+        Arc::downgrade(&self.memory)
     }
 }
 
 impl Store for MemoryStore {
     fn identity(&self) -> Option<String> {
-        Some(self.address().to_string())
+        Some(Arc::as_ptr(&self.memory).addr().to_string())
     }
 
     #[inline(always)]

@@ -32,6 +32,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -168,9 +169,9 @@ impl Remote {
 }
 
 impl Remote {
-    /// The same for all clones.
-    pub(crate) fn address(&self) -> usize {
-        Arc::as_ptr(&self.caller.node).addr()
+    /// The same for all clones, and no other store's.
+    pub(crate) fn node_name(&self) -> String {
+        format!("node {}", self.caller.node.number)
     }
 
     /// Now, and again when the guard is dropped with the reply: answers in between may be outdated.
@@ -248,7 +249,7 @@ impl Store for Remote {
     }
 
     fn identity(&self) -> Option<String> {
-        Some(self.caller.store.identity().unwrap_or_else(|| self.address().to_string()))
+        Some(self.caller.store.identity().unwrap_or_else(|| self.node_name()))
     }
 
     fn now_ms(&self) -> u64 {
@@ -272,11 +273,21 @@ impl fmt::Debug for Remote {
     }
 }
 
-#[derive(Default)]
 struct Node {
+    /// No two in a process have one, as they may have an address, one after the other.
+    number: u64,
     known: Known,
     breaker: Arc<Breaker>,
     fallback: MemoryStore,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (number, (known, breaker, fallback)) =
+            (NEXT.fetch_add(1, Ordering::Relaxed), Default::default());
+        Self { number, known, breaker, fallback }
+    }
 }
 
 pub(crate) struct Caller {

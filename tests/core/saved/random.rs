@@ -9,12 +9,20 @@ use fastrand::Rng;
 use harness::{Operation, forward_to_memory};
 use proptest::prelude::*;
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt};
+use tower_fixed_window::{
+    KeptReceipt, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+};
 use tower_fixed_window_conformance::{TOGETHER_VECTORS, VECTORS, replay};
 
 use super::{MINUTE_MS, NOW_MS, folder};
 use crate::trace::*;
 use crate::{answer, charge};
+
+/// A receipt belongs to its store, so the next process reads it from text.
+fn deployed(receipt: Receipt) -> Receipt {
+    let text = serde_json::to_string(&receipt.keep().expect("it has a name")).expect("text");
+    serde_json::from_str::<KeptReceipt>(&text).expect("a receipt").into()
+}
 
 fn open(path: &Path, max_keys: usize, clock: &ManualClock) -> MemoryStore {
     let store = MemoryStore::with_max_keys(max_keys).clock(clock.clone());
@@ -40,6 +48,8 @@ proptest! {
             rig.limits = limits_of(&rig.specs);
             let store = open(&folder.path().join("counts"), 64, &rig.clock);
             rig.limits = limits_of(&rig.specs).store(store);
+            let receipts = rig.receipts.drain(..).map(|(receipt, took)| (deployed(receipt), took));
+            rig.receipts = receipts.collect::<Vec<_>>();
         };
         deploy(&mut rig);
         for (step, op, deploys) in &trace {
@@ -124,7 +134,7 @@ impl Twins {
                 let (cost, reserve) = (rng.u64(..4), rng.bool());
                 let [a, b] = limiters.map(|limiter| charge(&limiter, key, cost, reserve));
                 assert_eq!(a.0, b.0, "{plan}: {cost} for {key}, reserving: {reserve}");
-                self.receipts.extend(a.1.zip(b.1).map(|(a, b)| [a, b]));
+                self.receipts.extend(a.1.zip(b.1).map(|(a, b)| [a, b].map(deployed)));
             }
             13..=15 if !self.receipts.is_empty() => {
                 let [a, b] = self.receipts.swap_remove(rng.usize(..self.receipts.len()));
