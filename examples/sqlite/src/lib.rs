@@ -35,12 +35,13 @@ const KEEP_MS: i64 = 60_000;
 // A counter in as few columns as identify it, and all of its state. The limit is for people.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS counters (
-        scope TEXT, key BLOB, window TEXT, start INTEGER, used INTEGER, until INTEGER, quota TEXT,
+        scope TEXT, key BLOB, window TEXT,
+        start INTEGER, ends INTEGER, used INTEGER, until INTEGER, quota TEXT,
         PRIMARY KEY (scope, key, window)
     ) WITHOUT ROWID;
     CREATE INDEX IF NOT EXISTS counters_until ON counters (until);";
 const READ: &str = "
-    SELECT start, used, until FROM counters WHERE scope = ?1 AND key = ?2 AND window = ?3";
+    SELECT start, ends, used, until FROM counters WHERE scope = ?1 AND key = ?2 AND window = ?3";
 const DELETE_ENDED: &str = "
     DELETE FROM counters WHERE (scope, key, window) IN
         (SELECT scope, key, window FROM counters WHERE until < ?1 LIMIT 100)";
@@ -134,7 +135,8 @@ fn read(transaction: &Transaction<'_>, id: &CounterId) -> rusqlite::Result<Optio
     let mut select = transaction.prepare_cached(READ)?;
     let row = select.query_row(params![id.scope, id.key.as_bytes(), id.window], |row| {
         let mut state = State::default();
-        (state.start, state.used, state.until) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        (state.start, state.end) = (row.get(0)?, row.get(1)?);
+        (state.used, state.until) = (row.get(2)?, row.get(3)?);
         Ok(state)
     });
     row.optional()
@@ -147,12 +149,12 @@ fn write(transaction: &Transaction<'_>, group: &[Write]) -> rusqlite::Result<boo
             return Ok(false);
         }
     }
-    let mut replace =
-        transaction.prepare_cached("REPLACE INTO counters VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?;
+    let mut replace = transaction
+        .prepare_cached("REPLACE INTO counters VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)")?;
     for Write { counter: CounterId { scope, key, window }, quota, state, .. } in group {
-        let State { start, used, until, .. } = *state;
+        let State { start, end, used, until, .. } = *state;
         let quota = quota.to_string();
-        replace.execute(params![scope, key.as_bytes(), window, start, used, until, quota])?;
+        replace.execute(params![scope, key.as_bytes(), window, start, end, used, until, quota])?;
     }
     Ok(true)
 }
