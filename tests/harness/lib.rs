@@ -5,6 +5,7 @@ mod clock;
 mod counts;
 mod forward;
 mod gateway;
+mod postgres;
 mod proxy;
 mod server;
 
@@ -12,5 +13,6 @@ pub use clock::TokioClock;
 pub use counts::Counts;
 pub use forward::Operation;
 pub use gateway::{Command, Fate, contains, gateway};
+pub use postgres::Postgres;
 pub use proxy::Proxy;
 pub use server::{ALONE, Server, ask, free_port, installed, signal, wait_for};

@@ -1,0 +1,293 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::Host;
+use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, Shared};
+use tower_fixed_window::{
+    Clock, Decision, Key, MemoryStore, OnStoreFailure, Quota, Quotas, Store, StoreError,
+};
+
+mod connection;
+mod table;
+
+use connection::Link;
+use table::Table;
+
+/// The table of counters and a view of it, for a migration of your own: what
+/// [`PostgresStore::create_schema`] creates. It may run again.
+///
+/// ```
+/// assert!(tower_fixed_window_postgres::SCHEMA.contains("CREATE TABLE IF NOT EXISTS tfw_counters"));
+/// ```
+pub const SCHEMA: &str = include_str!("schema.sql");
+
+/// Counters in Postgres, which all nodes share.
+///
+/// The store has a connection of its own, beside the pool of your app, and opens it with the first
+/// request: Postgres does not have to be up. Charges that wait at the same time share two
+/// statements, a read and a write that is refused if what was read has changed. While Postgres
+/// fails, the policy decides ([`on_failure`](Self::on_failure)). Clones share the connection.
+///
+/// ```no_run
+/// use tower_fixed_window::{FixedWindowLayer, Quota};
+/// use tower_fixed_window_postgres::PostgresStore;
+///
+/// # async fn start() -> Result<(), tower_fixed_window::StoreError> {
+/// let store = PostgresStore::new("postgres://app:secret@10.0.0.7/app")?;
+/// // Or put `SCHEMA` into your migrations.
+/// store.create_schema().await?;
+/// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store));
+/// # let _ = login; Ok(()) }
+/// ```
+///
+/// It needs a tokio runtime with timers and I/O.
+#[derive(Clone)]
+pub struct PostgresStore {
+    settings: Settings,
+    table: Table,
+    shared: Shared,
+    remote: Remote,
+}
+
+#[derive(Clone)]
+struct Settings {
+    config: Config,
+    /// The table's name: with that of its schema, unless the search path finds it.
+    table: String,
+    schema: Option<String>,
+    waits_for_disk: bool,
+    clock: Option<Arc<dyn Clock>>,
+    deadline: Duration,
+    remembered: Duration,
+    on_failure: OnStoreFailure,
+}
+
+impl PostgresStore {
+    /// Creates a store for the server at an address such as
+    /// `postgres://user:password@host/database`. `?sslmode=require` needs the feature `tls`. Of
+    /// several hosts, `?target_session_attrs=read-write` finds the one that takes writes.
+    ///
+    /// # Errors
+    /// If the address is not valid. A server that does not answer is not an error.
+    pub fn new(address: &str) -> Result<Self, StoreError> {
+        let wrong = "no address of Postgres: write postgres://user:password@host/database";
+        let parsed = address.parse::<Config>();
+        let mut config = parsed.map_err(|error| StoreError::with_source(wrong, error))?;
+        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+            return Err(StoreError::new(wrong));
+        }
+        if config.get_application_name().is_none() {
+            config.application_name("tower-fixed-window");
+        }
+        config.keepalives_idle(Duration::from_secs(30));
+        Ok(Self::with(Settings {
+            config,
+            table: "tfw_counters".to_owned(),
+            schema: None,
+            waits_for_disk: false,
+            clock: None,
+            deadline: Duration::from_millis(250),
+            remembered: Duration::from_secs(1),
+            on_failure: OnStoreFailure::default(),
+        }))
+    }
+
+    fn with(settings: Settings) -> Self {
+        let link = Link::new(settings.config.clone());
+        link.be_patient(settings.deadline);
+        let clock = settings.clock.clone();
+        let table = Table::new(link, &settings.table, settings.waits_for_disk, clock);
+        let shared = Shared::around(table.clone());
+        let hosts = settings.config.get_hosts().iter().map(|host| match host {
+            Host::Tcp(name) => name.clone(),
+            Host::Unix(path) => path.display().to_string(),
+        });
+        let (hosts, ports) = (hosts.collect::<Vec<_>>(), settings.config.get_ports());
+        let server: Arc<str> = match (&hosts[..], ports) {
+            ([host], [port]) => format!("{host}:{port}").into(),
+            _ => hosts.join(",").into(),
+        };
+        let database = settings.config.get_dbname().unwrap_or_default();
+        let identity = format!("{server}{ports:?}/{database} {}", settings.table);
+        let server = Server { shared: shared.clone(), server, identity };
+        let remote = Remote::around(server)
+            .deadline(settings.deadline)
+            .remember_refusals(settings.remembered)
+            .on_failure(settings.on_failure);
+        Self { settings, table, shared, remote }
+    }
+
+    /// Keeps the counters in the table of a schema, such as `limits`, and not where the search path
+    /// finds it. Set this before you clone the store.
+    ///
+    /// # Panics
+    /// If the name has other characters than `[a-z0-9_]`, which SQL would have to quote.
+    #[must_use]
+    #[track_caller]
+    pub fn schema(self, name: &str) -> Self {
+        let is_plain = |b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_');
+        assert!(
+            !name.is_empty() && name.bytes().all(is_plain),
+            "{name:?} can't name a schema here: write a-z, 0-9 and _, as in .schema(\"limits\")"
+        );
+        let (table, schema) = (format!("{name}.tfw_counters"), Some(name.to_owned()));
+        Self::with(Settings { table, schema, ..self.settings })
+    }
+
+    /// Waits until a charge is on the server's disk (`synchronous_commit`). By default it does not:
+    /// a crash of the server's machine then loses the counts of its last 200 ms or so, which may
+    /// pass again. Set this before you clone the store.
+    #[must_use]
+    pub fn wait_for_disk(self) -> Self {
+        Self::with(Settings { waits_for_disk: true, ..self.settings })
+    }
+
+    /// Sets how long a call may take before the store is treated as failed: 250 ms by default.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.settings.deadline = deadline;
+        self.table.link.be_patient(deadline);
+        self.remote = self.remote.deadline(deadline);
+        self
+    }
+
+    /// Sets how long this process remembers a refusal: [`Remote::remember_refusals`].
+    #[must_use]
+    pub fn remember_refusals(mut self, duration: Duration) -> Self {
+        self.settings.remembered = duration;
+        self.remote = self.remote.remember_refusals(duration);
+        self
+    }
+
+    /// Sets what happens to requests while Postgres fails: [`Remote::on_failure`].
+    #[must_use]
+    pub fn on_failure(mut self, policy: OnStoreFailure) -> Self {
+        self.settings.on_failure = policy;
+        self.remote = self.remote.on_failure(policy);
+        self
+    }
+
+    /// Returns the memory that counts while Postgres fails.
+    pub fn fallback(&self) -> &MemoryStore {
+        self.remote.fallback()
+    }
+
+    /// Creates the table of counters and its view, if they are not there. All nodes may call this at
+    /// the same time. It needs the right to create them: a migration with [`SCHEMA`] may do it for
+    /// a user with fewer rights, who only needs `SELECT, INSERT, UPDATE, DELETE` on the table.
+    ///
+    /// # Errors
+    /// If Postgres does not answer within the deadline, or refuses.
+    pub async fn create_schema(&self) -> Result<(), StoreError> {
+        let schema = self.settings.schema.as_deref();
+        let schema = schema.map(|name| {
+            format!("CREATE SCHEMA IF NOT EXISTS {name}; SET LOCAL search_path TO {name};")
+        });
+        // The number is this crate's: who holds the lock creates, and the others find it done.
+        let sql = format!(
+            "BEGIN; SELECT pg_advisory_xact_lock(7231846011); {} {SCHEMA} COMMIT;",
+            schema.unwrap_or_default()
+        );
+        Ok(self.table.link.run(&sql).await?)
+    }
+
+    /// Charges a counter of its own and resets it: for apps that must fail at start if Postgres
+    /// can't be reached, or lacks the table or the right to write to it. Others start without it.
+    ///
+    /// # Errors
+    /// If Postgres does not answer within the deadline, or refuses.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        let (scope, key) = (Scope::named("ping"), Key::from("PostgresStore::ping"));
+        let quotas = Quotas::from(Quota::per_second(1));
+        let charge = Charge::new(Account::new(&scope, &quotas, &key), 1);
+        let _ = self.shared.charge(charge).await?;
+        self.shared.reset(&scope, &key).await
+    }
+
+    /// Reads the time from a [`Clock`] instead of the server, for tests. While Postgres fails,
+    /// callers get the error. Set this before you clone the store.
+    #[must_use]
+    pub fn clock(self, clock: impl Clock) -> Self {
+        let (clock, on_failure): (Arc<dyn Clock>, _) = (Arc::new(clock), OnStoreFailure::Deny);
+        let remembered = Duration::ZERO;
+        Self::with(Settings { clock: Some(clock), remembered, on_failure, ..self.settings })
+    }
+}
+
+/// The table as a store, with its names.
+struct Server {
+    shared: Shared,
+    server: Arc<str>,
+    identity: String,
+}
+
+impl Store for Server {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.shared.charge(charge)
+    }
+
+    fn charges_together(&self) -> bool {
+        self.shared.charges_together()
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.shared.adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.shared.reset(scope, key)
+    }
+
+    fn server(&self, _: &Scope, _: &Key) -> Option<Arc<str>> {
+        Some(Arc::clone(&self.server))
+    }
+
+    fn identity(&self) -> Option<String> {
+        Some(self.identity.clone())
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.shared.now_ms()
+    }
+}
+
+impl Store for PostgresStore {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.remote.charge(charge)
+    }
+
+    fn charges_together(&self) -> bool {
+        self.remote.charges_together()
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.remote.adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.remote.reset(scope, key)
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.remote.identity()
+    }
+
+    fn remote(&self) -> Option<Remote> {
+        self.remote.remote()
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.remote.now_ms()
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PostgresStore")
+    }
+}

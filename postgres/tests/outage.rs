@@ -1,0 +1,254 @@
+//! Servers that fail: each request gets an answer within the deadline, by the policy, and the count
+//! is the table's again when the server is back.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use harness::{Postgres, wait_for};
+use tower_fixed_window::{Limit, Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_postgres::PostgresStore;
+
+const DEADLINE: Duration = Duration::from_millis(500);
+
+async fn store(server: &Postgres) -> PostgresStore {
+    let store = PostgresStore::new(&server.url()).expect("an address");
+    store.clone().deadline(Duration::from_secs(20)).create_schema().await.expect("it is created");
+    store.deadline(DEADLINE).remember_refusals(Duration::ZERO)
+}
+
+fn limiter(store: &PostgresStore, limit: u64) -> Limiter {
+    let quota = Quota::new(limit, Duration::from_secs(10 * 365 * 86_400));
+    Limit::new(quota).name("outage").store(store.clone())
+}
+
+/// The tokens used of a key as the table has them.
+fn counted(server: &Postgres, key: &str) -> u64 {
+    let counted =
+        server.run(&format!("SELECT used FROM tfw WHERE name = 'outage' AND key = '{key}'"));
+    counted.parse().unwrap_or(0)
+}
+
+/// Sends a request, which is answered in time, and returns whether Postgres has counted it.
+async fn is_counted(limiter: &Limiter, key: &str) -> bool {
+    let start = Instant::now();
+    let decision = limiter.check(key).await.expect("memory answers");
+    // A busy machine may stand still for a moment.
+    assert!(start.elapsed() < DEADLINE + Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(decision.allowed());
+    !decision.is_local()
+}
+
+async fn wait_until_counted(limiter: &Limiter, key: &str) {
+    let start = Instant::now();
+    while !is_counted(limiter, key).await {
+        assert!(start.elapsed() < Duration::from_secs(30), "the store is not back");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// What fails by `fail` is counted in memory, and in Postgres again after `mend`.
+async fn survives(
+    server: &mut Postgres,
+    fail: impl FnOnce(&mut Postgres),
+    mend: impl FnOnce(&mut Postgres),
+) {
+    let store = store(server).await;
+    let limiter = limiter(&store, 1_000_000);
+    wait_until_counted(&limiter, "before").await;
+    let before = counted(server, "before");
+    fail(server);
+    for _ in 0..20 {
+        assert!(!is_counted(&limiter, "meanwhile").await, "it fails");
+    }
+    assert!(store.fallback().live_entries() > 0);
+    let strict = limiter_of(&store.clone().on_failure(OnStoreFailure::Deny));
+    assert!(strict.check("strict").await.is_err());
+    mend(server);
+    wait_until_counted(&limiter, "before").await;
+    assert_eq!(counted(server, "before"), before + 1, "nothing is lost, and nothing is sent again");
+}
+
+fn limiter_of(store: &PostgresStore) -> Limiter {
+    limiter(store, 1_000_000)
+}
+
+#[tokio::test]
+async fn a_server_that_is_killed() {
+    let Some(mut server) = Postgres::start() else { return };
+    survives(&mut server, Postgres::kill, Postgres::restart).await;
+}
+
+#[tokio::test]
+async fn a_server_that_stands_still() {
+    let Some(mut server) = Postgres::start() else { return };
+    // Charges that were sent may be counted when it goes on: of another key.
+    survives(&mut server, |server| server.freeze(), |server| server.thaw()).await;
+}
+
+#[tokio::test]
+async fn a_table_that_is_dropped() {
+    let Some(mut server) = Postgres::start() else { return };
+    let drop = |server: &mut Postgres| {
+        server.run("ALTER TABLE tfw_counters RENAME TO gone");
+    };
+    let mend = |server: &mut Postgres| {
+        server.run("ALTER TABLE gone RENAME TO tfw_counters");
+    };
+    survives(&mut server, drop, mend).await;
+    server.run("DROP VIEW tfw; DROP TABLE tfw_counters");
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(DEADLINE * 10);
+    let error = store.ping().await.expect_err("there is no table").to_string();
+    assert!(error.contains("create_schema()"), "{error}");
+    store.create_schema().await.expect("it is created");
+    store.ping().await.expect("Postgres answers");
+}
+
+#[tokio::test]
+async fn a_disk_that_is_full() {
+    let Some(mut server) = Postgres::start() else { return };
+    let fill = |server: &mut Postgres| {
+        server.run(
+            "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS \
+             $$BEGIN RAISE 'could not extend file' USING ERRCODE = '53100'; END$$; \
+             CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON tfw_counters \
+             FOR EACH ROW EXECUTE FUNCTION full_disk()",
+        );
+    };
+    let free = |server: &mut Postgres| {
+        server.run("DROP TRIGGER full_disk ON tfw_counters");
+    };
+    survives(&mut server, fill, free).await;
+}
+
+#[tokio::test]
+async fn a_table_that_is_locked_as_by_vacuum_full() {
+    let Some(mut server) = Postgres::start() else { return };
+    let lock = |server: &mut Postgres| {
+        let url = server.url();
+        std::thread::spawn(move || {
+            let lock =
+                "BEGIN; LOCK TABLE tfw_counters IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(60)";
+            Command::new("psql").args(["-Xqc", lock, &url]).output()
+        });
+        wait_for("the lock", || {
+            server.run(
+                "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted \
+                AND relation = 'tfw_counters'::regclass",
+            ) == "1"
+        });
+    };
+    let unlock = |server: &mut Postgres| {
+        server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'BEGIN; LOCK%'");
+    };
+    survives(&mut server, lock, unlock).await;
+}
+
+#[tokio::test]
+async fn a_row_that_another_transaction_has_locked() {
+    let Some(mut server) = Postgres::start() else { return };
+    let store = store(&server).await;
+    let limiter = limiter(&store, 1_000_000);
+    wait_until_counted(&limiter, "locked").await;
+    let url = server.url();
+    std::thread::spawn(move || {
+        let lock = "BEGIN; UPDATE tfw_counters SET used = used; SELECT pg_sleep(60)";
+        Command::new("psql").args(["-Xqc", lock, &url]).output()
+    });
+    wait_for("the lock", || {
+        server.run(
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'BEGIN; UPDATE%' \
+            AND wait_event = 'PgSleep'",
+        ) == "1"
+    });
+    assert!(!is_counted(&limiter, "locked").await, "its writer may be gone for a minute");
+    server.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'BEGIN; UPDATE%'",
+    );
+    wait_until_counted(&limiter, "locked").await;
+    assert_eq!(counted(&server, "locked"), 2);
+    server.kill();
+}
+
+#[tokio::test]
+async fn a_server_without_a_free_connection() {
+    let Some(server) = Postgres::with(&[
+        "max_connections=4",
+        "superuser_reserved_connections=0",
+        // A server notices that a client has gone.
+        "client_connection_check_interval=100",
+    ]) else {
+        return;
+    };
+    let first = store(&server).await;
+    assert!(is_counted(&limiter_of(&first), "a").await);
+    let sleeps = || {
+        Command::new("psql")
+            .args(["-Xqc", "SELECT pg_sleep(60)", &server.url()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("psql runs")
+    };
+    let mut others = [(); 3].map(|()| sleeps());
+    let start = Instant::now();
+    loop {
+        // The store that has a connection keeps it.
+        assert!(is_counted(&limiter_of(&first), "a").await);
+        let second = PostgresStore::new(&server.url()).expect("an address").deadline(DEADLINE);
+        let answer = second.ping().await;
+        drop(second);
+        let mut all_run = true;
+        for other in &mut others {
+            if other.try_wait().expect("a process").is_some() {
+                *other = sleeps();
+                all_run = false;
+            }
+        }
+        match answer {
+            Err(error) if all_run && error.to_string().contains("53300") => break,
+            _ => assert!(start.elapsed() < Duration::from_secs(30), "the others connect"),
+        }
+    }
+    let second = PostgresStore::new(&server.url()).expect("an address").deadline(DEADLINE);
+    assert!(!is_counted(&limiter_of(&second), "a").await);
+    for mut other in others {
+        other.kill().expect("it runs");
+        other.wait().expect("it ends");
+    }
+    wait_until_counted(&limiter_of(&second), "a").await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_cut_between_calls_costs_no_decision() {
+    let Some(server) = Postgres::start() else { return };
+    let store = store(&server).await.deadline(Duration::from_secs(20));
+    let limiter = limiter(&store, 1_000_000);
+    for i in 1..=10 {
+        assert!(is_counted(&limiter, "cut").await);
+        assert_eq!(counted(&server, "cut"), i);
+        server.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE application_name = 'tower-fixed-window'",
+        );
+    }
+}
+
+#[tokio::test]
+async fn wrong_addresses_and_passwords_are_named_without_them() {
+    let Some(server) = Postgres::start() else { return };
+    let error = PostgresStore::new("mysql://secret@host/").expect_err("another database");
+    assert_eq!(
+        error.to_string(),
+        "no address of Postgres: write postgres://user:password@host/database"
+    );
+    let ping = async |url: &str| {
+        let store = PostgresStore::new(url).expect("an address").deadline(DEADLINE * 10);
+        store.ping().await.expect_err("nothing is there").to_string()
+    };
+    let refused = ping(&format!("postgres://a:secret@127.0.0.1:{}/a", harness::free_port())).await;
+    assert_eq!(refused, "no connection to Postgres: connection refused");
+    let user = ping(&format!("postgres://nobody:secret@127.0.0.1:{}/postgres", server.port)).await;
+    assert!(user.contains("28000"), "{user}");
+    let database = ping(&format!("postgres://postgres@127.0.0.1:{}/none", server.port)).await;
+    assert_eq!(database, "Postgres: there is no such database (3D000)");
+}

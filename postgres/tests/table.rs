@@ -1,0 +1,118 @@
+//! What is in the table, and who reads it.
+
+use std::time::Duration;
+
+use harness::Postgres;
+use tower_fixed_window::{Key, Limit, Quota};
+use tower_fixed_window_postgres::PostgresStore;
+
+const PATIENT: Duration = Duration::from_secs(20);
+
+#[tokio::test]
+async fn a_view_shows_counters_as_the_app_named_them() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    // All nodes at once.
+    let created = [(); 4].map(|()| {
+        let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+        tokio::spawn(async move { store.create_schema().await })
+    });
+    for created in created {
+        created.await.expect("no panic").expect("it is created");
+    }
+    let limit = Limit::new(Quota::per_hour(60).and(Quota::per_month(9_000))).name("api");
+    let limit = limit.store(store);
+    for key in [Key::from("alice"), Key::from(7_u64), Key::from(("acme", "a b"))] {
+        assert!(limit.check_cost(key, 3).await.expect("Postgres answers").allowed());
+    }
+    let seen = server.run("SELECT name, key, quota, used FROM tfw ORDER BY key, quota DESC");
+    assert_eq!(
+        seen,
+        "api|7|9000/month|3\napi|7|60/hour|3\napi|alice|9000/month|3\napi|alice|60/hour|3\n\
+         api|tacme,ta%20b|9000/month|3\napi|tacme,ta%20b|60/hour|3"
+    );
+    let ends = server.run(
+        "SELECT until = date_trunc('hour', now()) + interval '1 hour' FROM tfw \
+        WHERE key = 'alice' AND quota = '60/hour'",
+    );
+    assert_eq!(ends, "t", "in this hour, unless it has just turned");
+
+    limit.reset("alice").await.expect("Postgres answers");
+    assert_eq!(server.run("SELECT count(*) FROM tfw WHERE key = 'alice'"), "0");
+    server.run("DELETE FROM tfw_counters WHERE scope = 'api' AND key = 'u7'");
+    assert_eq!(limit.peek(7_u64).await.expect("Postgres answers").used(), 0);
+}
+
+#[tokio::test]
+async fn ended_counters_are_deleted_under_charges() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    store.create_schema().await.expect("it is created");
+    server.run(
+        "INSERT INTO tfw_counters SELECT 'old', 't' || i, '60000+0', 0, 0, 1, 60000, '5/minute' \
+         FROM generate_series(1, 2500) i",
+    );
+    let limit = Limit::new(Quota::per_hour(60)).name("api").store(store);
+    for _ in 0..500 {
+        assert!(limit.check(Key::from(fastrand(1_000_000))).await.is_ok());
+        if server.run("SELECT count(*) FROM tfw_counters WHERE scope = 'old'") == "0" {
+            return;
+        }
+    }
+    panic!("ended counters stay");
+}
+
+fn fastrand(below: u64) -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+
+    RandomState::new().hash_one(()) % below
+}
+
+/// A plan that was made for an empty table is not used for a large one.
+#[tokio::test]
+async fn a_table_that_grew_is_never_scanned() {
+    let Some(server) = Postgres::with(&["autovacuum=off"]) else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    store.create_schema().await.expect("it is created");
+    server.run("VACUUM ANALYZE tfw_counters");
+    let limit = Limit::new(Quota::per_hour(1_000).and(Quota::per_day(9_000))).name("api");
+    let limit = limit.store(store);
+    let charge = async |times| {
+        for i in 0..times {
+            assert!(limit.check(i % 5_u64).await.expect("Postgres answers").allowed());
+        }
+    };
+    charge(20).await;
+    server.run("VACUUM ANALYZE tfw_counters");
+    charge(20).await;
+    server.run(
+        "INSERT INTO tfw_counters SELECT 'other', 't' || i, '60000+0', 0, 0, 1, 1::bigint << 52, '5/minute' \
+         FROM generate_series(1, 100000) i",
+    );
+    // A connection reports its numbers with the first statement of a new second.
+    let scanned = async || {
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        charge(1).await;
+        server.run("SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'tfw_counters'")
+    };
+    let before = scanned().await;
+    charge(50).await;
+    assert_eq!(scanned().await, before, "rows that were read by a scan");
+}
+
+#[tokio::test]
+async fn only_rights_on_the_table_are_needed() {
+    let Some(server) = Postgres::start() else { return };
+    let owner = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    owner.schema("limits").create_schema().await.expect("it is created");
+    server.run(
+        "CREATE USER app; GRANT USAGE ON SCHEMA limits TO app; \
+         REVOKE ALL ON SCHEMA public FROM PUBLIC",
+    );
+    let url = format!("postgres://app@127.0.0.1:{}/postgres", server.port);
+    let store = PostgresStore::new(&url).expect("an address").deadline(PATIENT).schema("limits");
+    let error = store.ping().await.expect_err("the right is missing").to_string();
+    assert!(error.contains("42501"), "{error}");
+    server.run("GRANT SELECT, INSERT, UPDATE, DELETE ON limits.tfw_counters TO app");
+    store.ping().await.expect("Postgres answers");
+}
