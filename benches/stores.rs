@@ -1,0 +1,156 @@
+//! Redis and Postgres beside each other: decisions a second by two handles of each store with the
+//! same callers, on one hot key and on 10,000 keys, near and a millisecond away each way; and the
+//! times of answers at half of that load, and of 20 callers who ask 1,000 times a second on one key.
+//! Each decision passes, and the counts are compared with what passed.
+//!
+//! `cargo bench -p benches --bench stores`, on an idle machine with both servers; with `-- --test`
+//! for a moment.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use harness::{Postgres, Proxy, Server};
+use tower_fixed_window::{Limit, Limiter, Quota, RedisStore};
+use tower_fixed_window_postgres::PostgresStore;
+
+const PATIENT: Duration = Duration::from_secs(20);
+const FAR: Duration = Duration::from_millis(1);
+
+fn main() {
+    let lasts = match std::env::args().any(|arg| arg == "--test") {
+        true => Duration::from_millis(300),
+        false => Duration::from_secs(5),
+    };
+    let (Some(redis), Some(postgres)) = (Server::start(), Postgres::start()) else { return };
+    println!(
+        "store     | away | keys   | callers | decisions/s | p50 ms | p99 ms | at half: p50 | p99"
+    );
+    for (away, keys, callers) in [
+        (Duration::ZERO, 1, 128),
+        (Duration::ZERO, 10_000, 128),
+        (FAR, 1, 128),
+        (FAR, 10_000, 128),
+        (FAR, 1, 2_000),
+        (FAR, 10_000, 2_000),
+    ] {
+        for name in ["Redis", "Postgres"] {
+            let (limiters, _proxies) = limiters(name, &redis, &postgres, away);
+            let all = measure(&limiters, keys, callers, None, lasts);
+            let half = measure(&limiters, keys, callers, Some(all.a_second / 2.0), lasts);
+            println!(
+                "{name:<9} | {:>2} ms | {keys:>6} | {callers:>7} | {:>11.0} | {:>6.2} | {:>6.2} | {:>12.2} | {:.2}",
+                away.as_millis(),
+                all.a_second,
+                all.p50,
+                all.p99,
+                half.p50,
+                half.p99
+            );
+        }
+    }
+    for name in ["Redis", "Postgres"] {
+        let (limiters, _proxies) = limiters(name, &redis, &postgres, Duration::ZERO);
+        let of = measure(&limiters, 1, 20, Some(1_000.0), lasts);
+        println!(
+            "{name}, 20 callers, {:.0} a second on one key: p50 {:.2} ms, p99 {:.2} ms",
+            of.a_second, of.p50, of.p99
+        );
+    }
+}
+
+/// Two nodes, with counters of their own.
+fn limiters(
+    name: &str,
+    redis: &Server,
+    postgres: &Postgres,
+    away: Duration,
+) -> ([Limiter; 2], Vec<Proxy>) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let space = format!("s{}", NEXT.fetch_add(1, Relaxed));
+    let mut proxies = Vec::new();
+    let mut port = |port| {
+        if away.is_zero() {
+            return port;
+        }
+        proxies.push(Proxy::to(port).delay(away));
+        proxies[proxies.len() - 1].port
+    };
+    let limit = || Quota::per_year(1_000_000_000_000).name("bench");
+    let limiters = [(); 2].map(|()| match name {
+        "Redis" => {
+            let url = format!("redis://127.0.0.1:{}/", port(redis.port));
+            let store = RedisStore::new(url).expect("an address").prefix(&space);
+            Limit::store(limit().into(), store.deadline(PATIENT))
+        }
+        _ => {
+            let url = format!("postgres://postgres@127.0.0.1:{}/postgres", port(postgres.port));
+            let store = PostgresStore::new(&url).expect("an address").schema(&space);
+            let store = store.deadline(PATIENT);
+            let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+            runtime.block_on(store.create_schema()).expect("it is created");
+            Limit::store(limit().into(), store)
+        }
+    });
+    (limiters, proxies)
+}
+
+struct Measured {
+    a_second: f64,
+    p50: f64,
+    p99: f64,
+}
+
+/// `rate`: of all callers together, a second.
+fn measure(
+    limiters: &[Limiter; 2],
+    keys: u64,
+    callers: u64,
+    rate: Option<f64>,
+    lasts: Duration,
+) -> Measured {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let (is_over, times) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let start = Instant::now();
+    runtime.block_on(async {
+        let callers: Vec<_> = (0..callers)
+            .map(|caller| {
+                let limiter = limiters[caller as usize % 2].clone();
+                let (is_over, times) = (Arc::clone(&is_over), Arc::clone(&times));
+                let pause = rate.map(|rate| Duration::from_secs_f64(callers as f64 / rate));
+                tokio::spawn(async move {
+                    let (mut random, mut took) = (caller, Vec::new());
+                    let first =
+                        start + pause.unwrap_or_default().mul_f64(caller as f64 / callers as f64);
+                    let mut due = first;
+                    while !is_over.load(Relaxed) {
+                        if let Some(pause) = pause {
+                            tokio::time::sleep_until(due.into()).await;
+                            due += pause;
+                        }
+                        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let asked = Instant::now();
+                        let decision = limiter.check((random >> 33) % keys).await;
+                        let decision = decision.expect("the store answers");
+                        assert!(decision.allowed() && !decision.is_local());
+                        took.push(asked.elapsed().as_secs_f32());
+                    }
+                    times.lock().expect("no panic").append(&mut took);
+                })
+            })
+            .collect();
+        tokio::time::sleep(lasts).await;
+        is_over.store(true, Relaxed);
+        for caller in callers {
+            caller.await.expect("no panic");
+        }
+    });
+    let mut times = Arc::into_inner(times).expect("alone").into_inner().expect("no panic");
+    times.sort_by(f32::total_cmp);
+    let at = |share: f64| 1_000.0 * f64::from(times[(times.len() as f64 * share) as usize]);
+    Measured {
+        a_second: times.len() as f64 / start.elapsed().as_secs_f64(),
+        p50: at(0.5),
+        p99: at(0.99),
+    }
+}
