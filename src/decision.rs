@@ -350,12 +350,16 @@ impl Decision {
 
     /// The name of a quota of the only limit, for clients, such as `login:5/minute`.
     pub(crate) fn policy(&self, i: usize) -> String {
-        let (usage, period) = (self.usage()[i], self.line.periods.of(i));
-        let rate = Rate { limit: usage.limit, window: usage.length(), period };
-        match self.governing_limit() {
-            "" => rate.to_string(),
-            name => format!("{name}:{rate}"),
+        match (self.governing_limit(), self.rate(i)) {
+            ("", rate) => rate.to_string(),
+            (name, rate) => format!("{name}:{rate}"),
         }
+    }
+
+    /// A quota of the only limit as text, such as `5/minute`.
+    pub(crate) fn rate(&self, i: usize) -> impl fmt::Display + use<> {
+        let (usage, period) = (self.usage()[i], self.line.periods.of(i));
+        Rate { limit: usage.limit, window: usage.length(), period }
     }
 
     /// The quotas that refused.

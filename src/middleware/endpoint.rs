@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use super::headers::{put_failure_headers, seconds};
 use super::rejection::Reason;
-use crate::decision::Decision;
+use crate::decision::{Decision, Usage};
 use crate::key::Key;
 use crate::limits::{Limiter, Limits};
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
@@ -24,10 +24,11 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// In axum, it is a route,
 /// `.route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]))`. It extracts the keys
 /// of each request as the layers do, and reads their counters. The first limit is also reported as
-/// `rate`. A limit of several layers is shown once, and one that the client does not have
+/// `rate`. A limit of several quotas also has the list `quotas`, each with a `name` such as
+/// `2/minute`. A limit of several layers is shown once, and one that the client does not have
 /// ([`Plan::UNLIMITED`](crate::Plan::UNLIMITED)) or that is in [shadow mode](crate::Limit::shadow)
-/// not at all. Without any, the response is that of GitHub Enterprise without rate limits: 404 with
-/// the message "Rate limiting is not enabled."
+/// not at all. If all are in shadow mode, the response is that of GitHub Enterprise without rate
+/// limits: 404 with the message "Rate limiting is not enabled."
 ///
 /// Layers that refuse in different ways have different types: list their
 /// [`limits`](crate::FixedWindowLayer::limits). The response, with `reset` in seconds since the
@@ -116,9 +117,10 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
         let peek =
             |limiter: &Limiter| peek(limiter, &parts).map(|reply| (limiter.scope().clone(), reply));
         let peeked: Result<Vec<_>, _> = self.limits.iter().map(peek).collect();
+        let is_enabled = !self.limits.iter().all(|limiter| limiter.live().is_shadow());
         Box::pin(async move {
             let json = match peeked {
-                Ok(replies) if replies.iter().all(|(_, reply)| reply.is_none()) => {
+                Ok(_) if !is_enabled => {
                     let message = "Rate limiting is not enabled.";
                     return Ok(failure(StatusCode::NOT_FOUND, Some(message), false));
                 }
@@ -158,13 +160,14 @@ async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<Stri
     let (scopes, replies): (Vec<_>, Vec<_>) = limited.unzip();
     let (mut all, mut rate) = (String::new(), String::new());
     for (i, (scope, decision)) in scopes.iter().zip(join(replies).await?).enumerate() {
-        let standing = format!(
-            r#"{{"limit":{},"used":{},"remaining":{},"reset":{}}}"#,
-            decision.limit(),
-            decision.used(),
-            decision.remaining(),
-            seconds(decision.reset_at_ms()),
-        );
+        let usage = decision.usage();
+        let mut standing = numbers(&usage[decision.governing()]);
+        if usage.len() > 1 {
+            let quota = |(i, of)| format!(r#"{{"name":"{}",{}}}"#, decision.rate(i), numbers(of));
+            let quotas: Vec<_> = usage.iter().enumerate().map(quota).collect();
+            write!(standing, r#","quotas":[{}]"#, quotas.join(",")).expect("writing to a string");
+        }
+        let standing = format!("{{{standing}}}");
         let comma = if i == 0 { "" } else { "," };
         let name = scope.name();
         write!(all, r#"{comma}"{name}":{standing}"#).expect("writing to a string");
@@ -173,6 +176,16 @@ async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<Stri
         }
     }
     Ok(format!(r#"{{"resources":{{{all}}}{rate}}}"#))
+}
+
+fn numbers(usage: &Usage) -> String {
+    format!(
+        r#""limit":{},"used":{},"remaining":{},"reset":{}"#,
+        usage.limit(),
+        usage.used(),
+        usage.remaining(),
+        seconds(usage.end()),
+    )
 }
 
 async fn join(mut replies: Vec<Reply<Decision>>) -> Result<Vec<Decision>, StoreError> {
