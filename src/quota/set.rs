@@ -92,6 +92,22 @@ impl Quotas {
         self.iter().all(|quota| cost == 0 || quota.limit > 0 && cost <= quota.capacity)
     }
 
+    /// For a count that nothing limits.
+    pub(crate) fn lifted(mut self) -> Self {
+        self.quotas = self.quotas.map(|quota| quota.with_limit(Quota::MAX_TOKENS));
+        self
+    }
+
+    /// For one of `nodes`, rounded up.
+    pub(crate) fn share(mut self, nodes: u64) -> Self {
+        for quota in &mut self.quotas {
+            quota.limit = quota.limit.div_ceil(nodes);
+            quota.capacity = quota.capacity.div_ceil(nodes);
+            quota.max_reserved = quota.max_reserved.div_ceil(nodes);
+        }
+        self
+    }
+
     #[inline]
     pub(crate) fn periods(&self) -> Periods {
         self.periods

@@ -162,6 +162,10 @@ impl OwnedAccount {
         self
     }
 
+    pub(super) fn share(&mut self, nodes: u64) {
+        self.quotas = self.quotas.share(nodes);
+    }
+
     pub(crate) fn as_account(&self) -> Account<'_> {
         Account::new(&self.scope, &self.quotas, &self.key)
     }

@@ -1,5 +1,6 @@
 //! A request for tokens: [`Charge`].
 
+use std::iter;
 use std::sync::Arc;
 
 use super::account::{Account, OwnedAccount, instant};
@@ -295,6 +296,15 @@ pub struct OwnedCharge {
 type OwnedLines = ((OwnedAccount, u64), Vec<(OwnedAccount, u64)>);
 
 impl OwnedCharge {
+    /// Under the share of one of `nodes`.
+    pub(super) fn share(mut self, nodes: u64) -> Self {
+        let (first, others) = Arc::make_mut(&mut self.lines);
+        for (account, _) in iter::once(first).chain(others) {
+            account.share(nodes);
+        }
+        self
+    }
+
     /// Returns the [`Charge`].
     pub fn as_charge(&self) -> Charge<'_> {
         let &Self { ref lines, reserve, peek } = self;

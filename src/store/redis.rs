@@ -89,6 +89,7 @@ pub struct RedisStore {
     calls: Calls,
     remember: Duration,
     on_failure: OnStoreFailure,
+    nodes: u32,
 }
 
 impl RedisStore {
@@ -257,16 +258,17 @@ impl RedisStore {
     fn from_calls(calls: Calls) -> Self {
         let (remember, on_failure) = (Duration::from_secs(1), OnStoreFailure::default());
         let remote = Remote::around(calls.clone());
-        Self { remote, calls, remember, on_failure }
+        Self { remote, calls, remember, on_failure, nodes: 1 }
     }
 
     /// With what is known and counted here anew.
     fn with_calls(self, change: impl FnOnce(&mut Calls)) -> Self {
-        let Self { mut calls, remember, on_failure, .. } = self;
+        let Self { mut calls, remember, on_failure, nodes, .. } = self;
         change(&mut calls);
         let deadline = calls.deadline;
         let this = Self::from_calls(calls);
-        this.deadline(deadline).remember_refusals(remember).on_failure(on_failure)
+        let this = this.deadline(deadline).remember_refusals(remember).on_failure(on_failure);
+        this.local_share(nodes)
     }
 
     /// Sets how long a call may take before Redis is treated as failed: [`Remote::deadline`].
@@ -287,6 +289,16 @@ impl RedisStore {
     #[must_use]
     pub fn on_failure(self, policy: OnStoreFailure) -> Self {
         Self { remote: self.remote.on_failure(policy), on_failure: policy, ..self }
+    }
+
+    /// Divides quotas among this many nodes while Redis fails: [`Remote::local_share`].
+    ///
+    /// # Panics
+    /// If there is no node.
+    #[must_use]
+    #[track_caller]
+    pub fn local_share(self, nodes: u32) -> Self {
+        Self { remote: self.remote.local_share(nodes), nodes, ..self }
     }
 
     /// Returns the memory that counts while Redis fails.

@@ -30,6 +30,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::num::NonZero;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -113,6 +114,7 @@ impl Remote {
             deadline: Some(DEADLINE),
             remember: Duration::from_secs(1),
             on_failure: OnStoreFailure::Local,
+            nodes: NonZero::<u32>::MIN,
             outage: Outage::default(),
         };
         Self { caller: Arc::new(caller) }
@@ -160,6 +162,19 @@ impl Remote {
     #[must_use]
     pub fn on_failure(self, policy: OnStoreFailure) -> Self {
         self.with(|caller| caller.on_failure = policy)
+    }
+
+    /// Divides quotas among this many nodes while the store fails and each counts in its own
+    /// memory: a node enforces its share of each quota, rounded up. By default each enforces all of
+    /// it. Requests that cost more than the share are refused meanwhile.
+    ///
+    /// # Panics
+    /// If there is no node.
+    #[must_use]
+    #[track_caller]
+    pub fn local_share(self, nodes: u32) -> Self {
+        let nodes = NonZero::new(nodes).expect("a store has a node: write .local_share(4)");
+        self.with(|caller| caller.nodes = nodes)
     }
 
     /// Returns the memory that counts while the store fails.
@@ -298,6 +313,8 @@ pub(crate) struct Caller {
     pub(super) deadline: Option<Duration>,
     remember: Duration,
     on_failure: OnStoreFailure,
+    /// That share the quotas while the store fails.
+    nodes: NonZero<u32>,
     outage: Outage,
 }
 
@@ -339,6 +356,10 @@ impl Caller {
             self.outage.count_answer_without();
         }
         match self.on_failure {
+            OnStoreFailure::Local if self.nodes.get() > 1 => {
+                let share = charge.to_owned().share(self.nodes.get().into());
+                self.node.fallback.charge(share.as_charge()).map(Decision::into_local)
+            }
             OnStoreFailure::Local => self.node.fallback.charge(charge).map(Decision::into_local),
             policy => Reply::from(Err(error.under(policy))),
         }

@@ -13,7 +13,8 @@ use std::pin::pin;
 use std::time::Duration;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, OnStoreFailure, Quota};
+use tower_fixed_window::testing::block_on;
+use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, OnStoreFailure, Quota, Quotas};
 
 use crate::support::{Mood, TestStore, get, limit_headers, used};
 
@@ -215,4 +216,30 @@ async fn a_layer_on_a_shared_store_counts_by_its_name() {
     let login = FixedWindowLayer::new(THREE.name("login").key(Key::global()).store(shared()));
     let service = login.layer(Router::new());
     assert_eq!(used(&service.oneshot(get("/")).await.expect("infallible")), 1);
+}
+
+/// At most 8 more than the 5 that may have passed before, where each node would grant 5.
+#[test]
+fn nodes_that_share_a_quota_grant_a_share_each_while_the_store_fails() {
+    let passes = |nodes: u32, quotas: Quotas| -> u64 {
+        let node = || {
+            let store = TestStore::new(Mood::FailsNow).remote.local_share(nodes);
+            quotas.name("login").store(store.clone().on_failure(OnStoreFailure::Local))
+        };
+        let one = |limiter: Limiter| {
+            let answers = (0..20).map(|_| block_on(limiter.check("alice")).expect("memory"));
+            answers.filter(|decision| decision.allowed() && decision.is_local()).count() as u64
+        };
+        (0..4).map(|_| one(node())).sum()
+    };
+    let five = Quota::new(5, Quota::MAX_WINDOW);
+    assert_eq!(passes(1, five.into()), 20);
+    assert_eq!(passes(4, five.into()), 8);
+    assert_eq!(passes(1_000, five.into()), 4, "one each");
+    assert_eq!(passes(4, five.with_limit(0).into()), 0);
+    let shorter = Quota::new(3, Quota::MAX_WINDOW / 2);
+    assert_eq!(passes(4, five.and(shorter)), 4);
+    // Saved tokens are shared, too.
+    let first = five.rollover_up_to(9);
+    assert_eq!(passes(4, first.into()), 12);
 }
