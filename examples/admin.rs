@@ -24,7 +24,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tower_fixed_window::key::{extension, header, peer_ip};
 use tower_fixed_window::{
-    FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, ParseQuotaError, Quota, Quotas,
+    FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, ParseQuotaError, Plan, Quota,
 };
 
 /// Reads what a limit counts by, as support writes it, or says how to write it.
@@ -140,7 +140,7 @@ impl<S: Sync> FromRequestParts<S> for Until {
 }
 
 /// Reads quotas. The end of a change needs none.
-fn quotas(text: &str, until: SystemTime) -> Result<Quotas, Refusal> {
+fn quotas(text: &str, until: SystemTime) -> Result<Plan, Refusal> {
     let text = if until == UNIX_EPOCH { "0/s" } else { text };
     text.parse().map_err(|error: ParseQuotaError| bad_request(error))
 }
@@ -193,7 +193,7 @@ async fn show(State(limit): Shared) -> Json<Value> {
         .iter()
         .map(|(of, (to, until))| json!({ "of": of, "to": to, "until": seconds(*until) }));
     Json(json!({
-        "quotas": limit.limiter.quotas().to_string(),
+        "quotas": limit.limiter.quotas().map(|plan| plan.to_string()),
         "shadow": changes.contains_key("shadow"),
         "changes": list.collect::<Value>(),
     }))

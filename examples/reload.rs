@@ -1,14 +1,14 @@
 //! `cargo run --example reload`
 //!
 //! Limits from a file that is reloaded while the server runs: edit it, and the next request uses
-//! the new limit. Requests counted so far stay counted.
+//! the new limit. Requests counted so far stay counted. `unlimited` lifts it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::{Router, routing::get};
-use tower_fixed_window::{FixedWindowLayer, Limiter, Quota, Quotas};
+use tower_fixed_window::{FixedWindowLayer, Limiter, Plan, Quota};
 
 /// Watches the file. A file that can't be parsed changes nothing.
 async fn follow(file: PathBuf, limiter: Limiter) {
@@ -17,7 +17,7 @@ async fn follow(file: PathBuf, limiter: Limiter) {
         if let Ok(text) = tokio::fs::read_to_string(&file).await
             && text != seen
         {
-            match text.trim().parse::<Quotas>() {
+            match text.trim().parse::<Plan>() {
                 Ok(quotas) => {
                     println!("limits: {quotas}");
                     limiter.set_quotas(quotas);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::decision::{Decision, MAX_LIMITS, RateLimited, Ruling};
 use crate::key::Key;
-use crate::quota::{Quota, Quotas};
+use crate::quota::{Plan, Quota, Quotas};
 use crate::store::{
     Account, AnyStore, Charge, MemoryStore, OwnedAccount, Reply, Scope, Store, StoreError, StoreId,
 };
@@ -651,7 +651,8 @@ impl<'a> IntoIterator for &'a Limits {
 
 impl fmt::Debug for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of = |limit: &Limiter| (limit.name().to_owned(), limit.quotas());
+        let text = |plan: Option<Plan>| plan.map_or("by plan".into(), |plan| plan.to_string());
+        let of = |limit: &Limiter| (limit.name().to_owned(), text(limit.quotas()));
         f.debug_map().entries(self.limits.iter().map(of)).finish()
     }
 }

@@ -217,7 +217,8 @@ impl Step {
                 return peek(limiter, 0).await;
             }
             Op::Limits { limits } => {
-                let old = limiter.quotas();
+                let plan = limiter.quotas().expect("no plans");
+                let old = plan.quotas().expect("a limit");
                 let mut new =
                     old.as_ref().iter().zip(limits).map(|(quota, limit)| quota.with_limit(*limit));
                 let first = Quotas::from(new.next().expect("a quota"));

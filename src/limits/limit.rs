@@ -1,5 +1,6 @@
 //! A [`Limit`]: quotas, with a name, a key and a cost; and what it warns of, [`NearLimit`].
 
+use std::any::type_name;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use http::request::Parts;
 
 use super::Limiter;
 use crate::decision::{Decision, Usage};
-use crate::key::{Key, KeyExtractor, key_fn, peer_ip};
+use crate::key::{Key, KeyExtractor, PeerIp, key_fn, peer_ip};
 use crate::quota::{Plan, Quota, Quotas};
 use crate::store::{Scope, Store};
 
@@ -40,6 +41,9 @@ pub struct Limit {
     pub(crate) quotas: Quotas,
     pub(crate) plan: Option<PlanFn>,
     pub(crate) key: Arc<dyn KeyExtractor>,
+    /// The type of the extractor, for the log.
+    #[cfg_attr(not(feature = "tracing"), allow(dead_code))]
+    pub(crate) key_type: &'static str,
     pub(crate) cost: Option<CostFn>,
     pub(crate) shadow: bool,
     pub(crate) settled: bool,
@@ -56,6 +60,7 @@ impl Limit {
             quotas: quotas.into(),
             plan: None,
             key: Arc::new(peer_ip()),
+            key_type: type_name::<PeerIp>(),
             cost: None,
             shadow: false,
             settled: false,
@@ -70,7 +75,7 @@ impl Limit {
     /// uncounted and without headers. A limit of 0 refuses each request: a ban.
     ///
     /// Without a request there is no plan: [`Limiter::with_quotas`](crate::Limiter::with_quotas)
-    /// names the quotas. [`Limiter::quotas`](crate::Limiter::quotas) returns `0/second`, and
+    /// names the quotas. [`Limiter::quotas`](crate::Limiter::quotas) returns `None`, and
     /// [`Limiter::set_quotas`](crate::Limiter::set_quotas) doesn't change what the closure returns.
     /// The guide has [an example](crate::guide::configuration#limits-by-plan).
     #[doc(alias = "ban")]
@@ -112,7 +117,8 @@ impl Limit {
     /// assert_eq!(ask(&layer, Request::get("/").header("x-tenant", "a")).status(), 429);
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 400);
     /// ```
-    pub fn key(mut self, key: impl KeyExtractor) -> Self {
+    pub fn key<K: KeyExtractor>(mut self, key: K) -> Self {
+        self.key_type = type_name::<K>();
         self.key = Arc::new(key);
         self
     }

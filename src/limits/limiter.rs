@@ -12,7 +12,7 @@ use super::{ELSEWHERE, Limit, Receipt, ReceiptLine, charge_lines, mistakes};
 use crate::decision::{Decision, RateLimited, system_time};
 use crate::key::Key;
 use crate::observe::Change;
-use crate::quota::Quotas;
+use crate::quota::{Plan, Quotas};
 use crate::store::{
     Account, Adjust, AnyStore, Charge, MemoryStore, Reply, Scope, Store, StoreError, instant,
 };
@@ -32,7 +32,7 @@ use crate::store::{
 /// let decision = uploads.check_cost("alice", 1_000).await?;
 /// assert!(!decision.allowed());
 /// assert_eq!(uploads.peek("alice").await?.remaining(), 999);
-/// assert_eq!(uploads.quotas().to_string(), "1000/day");
+/// assert_eq!(uploads.quotas(), Some(Quota::per_day(1_000).into()));
 ///
 /// uploads.reset("alice").await?;
 /// assert_eq!(uploads.peek("alice").await?.remaining(), 1_000);
@@ -87,9 +87,14 @@ impl Limiter {
 
     /// The limit in the other store is no longer changed with this one.
     pub(crate) fn moved_to(&self, store: AnyStore) -> Self {
-        let (quotas, shadow) = self.live.usual();
-        let limit = Limit { quotas, shadow, ..self.live.limit().clone() };
-        Self::made(limit, store)
+        let (plan, shadow) = self.live.usual();
+        let limit = self.live.limit().clone();
+        let quotas = plan.quotas().copied().unwrap_or(limit.quotas);
+        let moved = Self::made(Limit { quotas, shadow, ..limit }, store);
+        if plan == Plan::UNLIMITED {
+            moved.change(Change::Quotas, |changes| changes.quotas.set(plan));
+        }
+        moved
     }
 
     /// Returns a limiter for the same counters under other quotas, such as a customer's plan.
@@ -275,7 +280,8 @@ impl Limiter {
     ) -> Reply<()> {
         let ReceiptLine { account, own } = line;
         let corrected = catch_unwind(AssertUnwindSafe(|| {
-            let current = (!own).then(|| account.clone().updated(&self.quotas()));
+            let plan = self.quotas().filter(|_| !own);
+            let current = plan.map(|plan| account.clone().updated(&self.live.counted(plan)));
             correct(current.as_ref().unwrap_or(account).as_account())
         }));
         corrected.unwrap_or_else(|_| Reply::from(Err(StoreError::new(PANICKED))))
@@ -385,7 +391,7 @@ impl Limiter {
             (_, false) if self.generation == UNKNOWN => Err(StoreError::new(
                 "this limit's quotas differ between requests: write limiter.with_quotas(plan)",
             )),
-            (quotas, _) => Ok(Cow::Owned(quotas)),
+            (plan, _) => Ok(Cow::Owned(self.live.counted(plan))),
         }
     }
 
@@ -437,8 +443,9 @@ impl Limiter {
 }
 
 impl Limiter {
-    /// Returns the current quotas. Of a limit by plan, `0/second`.
-    pub fn quotas(&self) -> Quotas {
+    /// Returns the current quotas. `None` if they differ between requests
+    /// ([`Limit::by_plan`](crate::Limit::by_plan)).
+    pub fn quotas(&self) -> Option<Plan> {
         self.end_changes();
         self.live.quotas()
     }
@@ -448,7 +455,21 @@ impl Limiter {
     /// or lowered limit also applies to what is counted already, and leaves no debt for the next
     /// window. Another window or anchor is another counter. A limit by plan keeps the quotas of its
     /// closure.
-    pub fn set_quotas(&self, quotas: impl Into<Quotas>) {
+    ///
+    /// With [`Plan::UNLIMITED`], requests pass a layer uncounted. Charges without a request are
+    /// counted in the same windows, and pass up to [`MAX_TOKENS`](crate::Quota::MAX_TOKENS).
+    ///
+    /// ```
+    /// use tower_fixed_window::{Limiter, Plan, Quota};
+    ///
+    /// let api = Limiter::new(Quota::per_hour(100).name("api"));
+    /// // As a configuration file has it.
+    /// let plan: Plan = "unlimited".parse()?;
+    /// api.set_quotas(plan);
+    /// assert_eq!(api.quotas(), Some(Plan::UNLIMITED));
+    /// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
+    /// ```
+    pub fn set_quotas(&self, quotas: impl Into<Plan>) {
         let quotas = quotas.into();
         if self.has_no_plan() {
             self.change(Change::Quotas, |changes| changes.quotas.set(quotas));
@@ -461,7 +482,7 @@ impl Limiter {
     /// [`set_key_quotas_until`](Self::set_key_quotas_until) has an example, for one key.
     ///
     /// [`Store::now_ms`]: crate::store::Store::now_ms
-    pub fn set_quotas_until(&self, quotas: impl Into<Quotas>, until: SystemTime) {
+    pub fn set_quotas_until(&self, quotas: impl Into<Plan>, until: SystemTime) {
         let (quotas, until) = (quotas.into(), ms(until));
         if self.has_no_plan() {
             self.change(Change::Quotas, |changes| changes.quotas.set_until(quotas, until));
@@ -500,7 +521,7 @@ impl Limiter {
     pub fn set_key_quotas_until(
         &self,
         key: impl Into<Key>,
-        quotas: impl Into<Quotas>,
+        quotas: impl Into<Plan>,
         until: SystemTime,
     ) {
         let (key, quotas, until) = (key.into(), quotas.into(), ms(until));
@@ -517,7 +538,7 @@ impl Limiter {
     /// Returns the keys that have quotas of their own in this process, with these and until when,
     /// the first to end first, as in the example of
     /// [`set_key_quotas_until`](Self::set_key_quotas_until).
-    pub fn key_quotas(&self) -> Vec<(Key, Quotas, SystemTime)> {
+    pub fn key_quotas(&self) -> Vec<(Key, Plan, SystemTime)> {
         self.end_changes();
         let own = self.live.key_quotas().into_iter();
         own.map(|(key, quotas, until)| (key, quotas, system_time(until))).collect()

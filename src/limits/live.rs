@@ -27,6 +27,8 @@ pub(crate) struct Live {
     shadow: AtomicBool,
     changes: Mutex<Option<Box<Changes>>>,
     tracker: Option<Arc<Tracker>>,
+    #[cfg(feature = "tracing")]
+    is_logged: AtomicBool,
     /// `true` if these are the quotas of a plan, beside those of the limit.
     pub(super) of_a_plan: bool,
 }
@@ -40,6 +42,8 @@ impl Live {
             changes: Mutex::default(),
             tracker: limit.tracked.map(|most| Arc::new(Tracker::new(most))),
             limit,
+            #[cfg(feature = "tracing")]
+            is_logged: AtomicBool::new(false),
             of_a_plan: false,
         }
     }
@@ -66,28 +70,34 @@ impl Live {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn quotas(&self) -> Quotas {
+    /// `None` if each request has its own.
+    pub(crate) fn quotas(&self) -> Option<Plan> {
         let quotas = self.lock().as_ref().and_then(|changes| changes.quotas.get());
-        quotas.unwrap_or(self.limit.quotas)
+        self.limit.plan.is_none().then(|| quotas.unwrap_or(self.limit.quotas.into()))
+    }
+
+    /// Of a charge without a request, which is counted in any case.
+    pub(super) fn counted(&self, plan: Plan) -> Quotas {
+        plan.quotas().copied().unwrap_or_else(|| self.limit.quotas.lifted())
     }
 
     /// Without changes that end by themselves.
-    pub(super) fn usual(&self) -> (Quotas, bool) {
+    pub(super) fn usual(&self) -> (Plan, bool) {
         let changes = self.lock();
         let quotas = changes.as_ref().and_then(|changes| changes.quotas.for_good);
         let shadow = changes.as_ref().and_then(|changes| changes.shadow.for_good);
-        (quotas.unwrap_or(self.limit.quotas), shadow.unwrap_or(self.limit.shadow))
+        (quotas.unwrap_or(self.limit.quotas.into()), shadow.unwrap_or(self.limit.shadow))
     }
 
     /// Returns the quotas of a key, and whether they are its own.
-    pub(super) fn quotas_for(&self, key: &Key) -> (Quotas, bool) {
+    pub(super) fn quotas_for(&self, key: &Key) -> (Plan, bool) {
         let changes = self.lock();
         let own = changes.as_ref().and_then(|changes| changes.keys.get(key));
         let all = || changes.as_ref().and_then(|changes| changes.quotas.get());
-        (own.or_else(all).unwrap_or(self.limit.quotas), own.is_some())
+        (own.or_else(all).unwrap_or(self.limit.quotas.into()), own.is_some())
     }
 
-    pub(super) fn key_quotas(&self) -> Vec<(Key, Quotas, i64)> {
+    pub(super) fn key_quotas(&self) -> Vec<(Key, Plan, i64)> {
         self.lock().as_ref().map(|changes| changes.keys.all()).unwrap_or_default()
     }
 
@@ -95,17 +105,19 @@ impl Live {
     /// differ.
     pub(crate) fn in_force(self: &Arc<Self>) -> (u64, Quotas, Option<PlanFn>) {
         let (changes, plan) = (self.lock(), self.limit.plan.clone());
-        let quotas = changes.as_ref().and_then(|changes| changes.quotas.get());
-        let plan = if changes.as_ref().is_some_and(|changes| !changes.keys.is_empty()) {
+        let all = changes.as_ref().and_then(|changes| changes.quotas.get());
+        let all = all.unwrap_or(self.limit.quotas.into());
+        let have_own = changes.as_ref().is_some_and(|changes| !changes.keys.is_empty());
+        let plan = if have_own || all == Plan::UNLIMITED {
             let this = Arc::clone(self);
-            Some(Arc::new(move |parts: &Parts, key: &Key| match this.quotas_for(key) {
-                (quotas, true) => Some(quotas.into()),
-                _ => plan.as_ref()?(parts, key),
+            Some(Arc::new(move |parts: &Parts, key: &Key| match (this.quotas_for(key), &plan) {
+                ((_, false), Some(plan)) => plan(parts, key),
+                ((quotas, _), _) => Some(quotas),
             }) as PlanFn)
         } else {
             plan
         };
-        (self.generation(), quotas.unwrap_or(self.limit.quotas), plan)
+        (self.generation(), all.quotas().copied().unwrap_or(self.limit.quotas), plan)
     }
 
     pub(crate) fn plan(self: &Arc<Self>, parts: &Parts, key: &Key) -> Plan {
@@ -159,6 +171,12 @@ impl Live {
         self.generation.load(Ordering::Acquire) & !ENDS
     }
 
+    /// `true` once, for the line of the log about the first request.
+    #[cfg(feature = "tracing")]
+    pub(crate) fn is_new(&self) -> bool {
+        !self.is_logged.load(Ordering::Relaxed) && !self.is_logged.swap(true, Ordering::Relaxed)
+    }
+
     #[inline]
     pub(crate) fn is_shadow(&self) -> bool {
         self.shadow.load(Ordering::Relaxed)
@@ -169,7 +187,7 @@ impl Live {
 #[derive(Default)]
 pub(super) struct Changes {
     count: u64,
-    pub(super) quotas: Changed<Quotas>,
+    pub(super) quotas: Changed<Plan>,
     pub(super) shadow: Changed<bool>,
     pub(super) keys: KeyQuotas,
 }
@@ -178,7 +196,7 @@ pub(super) struct Changes {
 /// number of them.
 #[derive(Default)]
 pub(super) struct KeyQuotas {
-    own: HashMap<Key, (Quotas, End), RandomState>,
+    own: HashMap<Key, (Plan, End), RandomState>,
     ends: BTreeMap<End, Key>,
     set: u64,
     /// If more have ended than were removed: until when.
@@ -189,13 +207,13 @@ pub(super) struct KeyQuotas {
 type End = (i64, u64);
 
 impl KeyQuotas {
-    fn get(&self, key: &Key) -> Option<Quotas> {
+    fn get(&self, key: &Key) -> Option<Plan> {
         let (quotas, (until, _)) = self.own.get(key)?;
         self.ended.is_none_or(|ended| *until > ended).then_some(*quotas)
     }
 
     /// The first to end first.
-    fn all(&self) -> Vec<(Key, Quotas, i64)> {
+    fn all(&self) -> Vec<(Key, Plan, i64)> {
         let own = |(end, key): (&End, &Key)| Some((key.clone(), self.get(key)?, end.0));
         self.ends.iter().filter_map(own).collect()
     }
@@ -204,7 +222,7 @@ impl KeyQuotas {
         self.own.is_empty()
     }
 
-    pub(super) fn set(&mut self, key: Key, quotas: Quotas, until: i64) {
+    pub(super) fn set(&mut self, key: Key, quotas: Plan, until: i64) {
         self.set += 1;
         let end = (until, self.set);
         if let Some((_, before)) = self.own.insert(key.clone(), (quotas, end)) {

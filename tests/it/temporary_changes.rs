@@ -58,7 +58,7 @@ fn former_quotas_hold_from_the_instant_on() {
     clock.advance(Duration::from_millis(1));
     assert_eq!(limit_of(&layer, "a").0, "5");
     assert_eq!(block_on(clone.peek("b")).expect("memory").limit(), 5);
-    assert_eq!(api.quotas(), Quota::per_day(5).into());
+    assert_eq!(api.quotas(), Some(Quota::per_day(5).into()));
 }
 
 #[test]
@@ -69,18 +69,22 @@ fn a_change_for_good_stays_behind_one_that_ends_and_replaces_one_before() {
     api.set_quotas_until(Quota::per_day(50), in_an_hour());
     api.set_quotas_until(Quota::per_day(60), in_an_hour() + HOUR);
     clock.advance(HOUR);
-    assert_eq!(api.quotas(), Quota::per_day(60).into(), "the later change replaced the other");
+    assert_eq!(
+        api.quotas(),
+        Some(Quota::per_day(60).into()),
+        "the later change replaced the other"
+    );
     clock.advance(HOUR);
-    assert_eq!(api.quotas(), Quota::per_day(7).into());
+    assert_eq!(api.quotas(), Some(Quota::per_day(7).into()));
 
     api.set_quotas_until(Quota::per_day(50), in_an_hour() + 2 * HOUR);
     api.set_quotas(Quota::per_day(8));
-    assert_eq!(api.quotas(), Quota::per_day(8).into());
+    assert_eq!(api.quotas(), Some(Quota::per_day(8).into()));
     clock.advance(HOUR);
-    assert_eq!(api.quotas(), Quota::per_day(8).into());
+    assert_eq!(api.quotas(), Some(Quota::per_day(8).into()));
 
     api.set_quotas_until(Quota::per_day(50), at(NOW_MS));
-    assert_eq!(api.quotas(), Quota::per_day(8).into(), "that instant has passed");
+    assert_eq!(api.quotas(), Some(Quota::per_day(8).into()), "that instant has passed");
 }
 
 #[test]
@@ -366,12 +370,12 @@ fn what_is_in_another_store_keeps_no_change_that_ends() {
         .of("api")
         .set_quotas_until(Quota::per_day(9), SystemTime::now() + Duration::from_secs(9));
     let moved = limits.clone().store(MemoryStore::new());
-    assert_eq!(moved.of("api").quotas(), Quota::per_day(5).into());
+    assert_eq!(moved.of("api").quotas(), Some(Quota::per_day(5).into()));
     limits.of("api").set_quotas(Quota::per_day(7));
     limits
         .of("api")
         .set_quotas_until(Quota::per_day(9), SystemTime::now() + Duration::from_secs(9));
-    assert_eq!(limits.store(MemoryStore::new()).of("api").quotas(), Quota::per_day(7).into());
+    assert_eq!(limits.store(MemoryStore::new()).of("api").quotas(), Some(Quota::per_day(7).into()));
 }
 
 #[test]
@@ -418,4 +422,50 @@ fn tens_of_thousands_of_keys_have_quotas_of_their_own() {
     (0..MANY).for_each(|key| api.clear_key_quotas(MANY + key));
     assert!(api.key_quotas().is_empty());
     assert_eq!(limit(MANY), 1);
+}
+
+/// In a layer, requests pass uncounted. Without requests, they are counted and pass.
+#[test]
+fn limits_are_lifted_and_set_again_at_run_time() {
+    let (store, clock) = store();
+    let api = per_day(1).store(store);
+    let layer = FixedWindowLayer::new(&api);
+    assert_eq!(limit_of(&layer, "a"), ("1".to_owned(), 200));
+    assert_eq!(limit_of(&layer, "a"), ("1".to_owned(), 429));
+
+    let lifted = |quotas: &str| {
+        api.set_quotas(quotas.parse::<Plan>().expect("a plan"));
+        assert_eq!(api.quotas().expect("no plans").to_string(), quotas);
+    };
+    lifted("unlimited");
+    assert_eq!(limit_of(&layer, "a"), (String::new(), 200));
+    let (a, b) = (Key::secret("a"), Key::secret("b"));
+    for _ in 0..2 {
+        assert!(block_on(api.check(b.clone())).expect("memory").allowed());
+    }
+    let receipt = block_on(api.charge(b.clone(), 9)).expect("memory").expect("it passes");
+    block_on(api.settle(receipt, 3)).expect("memory");
+    assert_eq!(block_on(api.peek(b)).expect("memory").used(), 5);
+    // A key's own quotas limit it nevertheless, and limits in another store are lifted, too.
+    api.set_key_quotas_until(a.clone(), Quota::per_day(0), in_an_hour());
+    assert_eq!(limit_of(&layer, "a"), ("0".to_owned(), 429));
+    assert_eq!(limit_of(&layer, "c"), (String::new(), 200));
+    let moved = Limits::from(&api).store(MemoryStore::new());
+    assert_eq!(moved.of("api").quotas(), Some(Plan::UNLIMITED));
+    lifted("1/day");
+    assert_eq!(limit_of(&layer, "c"), ("1".to_owned(), 200));
+
+    // Until an instant: one key, then all.
+    api.clear_key_quotas(a.clone());
+    api.set_key_quotas_until(a, Plan::UNLIMITED, in_an_hour());
+    assert_eq!(limit_of(&layer, "a"), (String::new(), 200));
+    assert_eq!(limit_of(&layer, "c"), ("1".to_owned(), 429));
+    assert_eq!(api.key_quotas()[0].1, Plan::UNLIMITED);
+    api.set_quotas_until(Plan::UNLIMITED, in_an_hour());
+    assert_eq!(limit_of(&layer, "c"), (String::new(), 200));
+    clock.advance(HOUR);
+    assert_eq!(limit_of(&layer, "a"), ("1".to_owned(), 429));
+    assert_eq!(limit_of(&layer, "c"), ("1".to_owned(), 429));
+    let by_plan = Limiter::from(Limit::by_plan(|_, _| Plan::UNLIMITED));
+    assert_eq!(by_plan.quotas(), None);
 }
