@@ -129,6 +129,29 @@ impl Observed<'_> {
         log::refused(self.name(), outcome, quota, retry_after);
     }
 
+    /// Without `quotas`, the request is exempt or unlimited.
+    #[cfg(feature = "tracing")]
+    pub(crate) fn first_request(
+        self,
+        quotas: Option<&impl Display>,
+        cost: Option<u64>,
+        key_type: &str,
+        store: &str,
+        shadow: bool,
+    ) {
+        let key = log::without_paths(key_type);
+        tracing::info!(
+            target: "tower_fixed_window",
+            scope = self.name(),
+            quotas = quotas.map_or_else(|| "none".to_owned(), ToString::to_string),
+            cost,
+            key,
+            store,
+            shadow,
+            "a rate limit has its first request"
+        );
+    }
+
     /// `end` is in milliseconds.
     pub(crate) fn changed(self, of: Change, end: Option<i64>) {
         #[cfg(feature = "metrics")]

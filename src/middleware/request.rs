@@ -32,6 +32,8 @@ use crate::key::Key;
 use crate::limits::{ChargedLine, ReceiptLine, observe};
 use crate::observe::Outcome;
 use crate::quota::Quotas;
+#[cfg(feature = "tracing")]
+use crate::store::AnyStore;
 use crate::store::{Account, Charge, Reply, StoreError};
 use crate::sync::Instant;
 
@@ -322,9 +324,36 @@ impl<J> LimitedRequest<J> {
     #[cold]
     #[inline(never)]
     fn mark(&self, extensions: &mut Extensions) {
+        #[cfg(feature = "tracing")]
+        self.log_first();
         if self.charged().is_some() {
             let limiter = &self.settings_of(&self.first).limiter;
             self.current.shared.mark(limiter, &self.first.key, extensions);
+        }
+    }
+
+    /// Whether a limit does anything, and under what: told by the log at its first request.
+    #[cfg(feature = "tracing")]
+    fn log_first(&self) {
+        let lines = || self.lines().chain(self.aside().iter().map(|(line, _)| line));
+        for limit in 0..self.current.count() {
+            let limiter = &self.current.settings_of(limit).limiter;
+            if !limiter.live().is_new() {
+                continue;
+            }
+            let line = lines().find(|of| self.lines != FoundLines::None && of.limit == limit);
+            let store = match limiter.shared_store() {
+                AnyStore::Memory(_) => "memory",
+                _ if limiter.is_shared() => "shared",
+                _ => "other",
+            };
+            limiter.scope().observe().first_request(
+                line.map(|line| self.quotas_of(line)),
+                line.map(|line| line.cost),
+                limiter.live().limit().key_type,
+                store,
+                limiter.live().is_shadow(),
+            );
         }
     }
 

@@ -44,6 +44,25 @@ pub(crate) fn shows_refusals() -> bool {
     false
 }
 
+/// `Extract<a::b::header::{{closure}}>` is `header`.
+#[cfg(feature = "tracing")]
+pub(super) fn without_paths(type_name: &str) -> String {
+    let text = type_name.replace("::{{closure}}", "");
+    let mut short = String::new();
+    for part in text.split_inclusive("::") {
+        match part.strip_suffix("::") {
+            // What stands before the last name of a path, and in a list of types before that.
+            Some(path) => {
+                let ident = |c: char| c.is_alphanumeric() || c == '_';
+                short.push_str(path.trim_end_matches(ident));
+            }
+            None => short.push_str(part),
+        }
+    }
+    let inner = short.strip_prefix("Extract<").and_then(|inner| inner.strip_suffix('>'));
+    inner.unwrap_or(&short).to_owned()
+}
+
 #[cold]
 pub(super) fn refused(
     scope: &str,

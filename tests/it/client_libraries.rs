@@ -290,7 +290,7 @@ impl Decoder for Plain {
     }
 }
 
-/// It was read for 30 s before, as an upload is.
+/// Before, it was read for 30 s, as an upload is.
 #[tokio::test]
 async fn a_grpc_call_in_both_directions_is_refused_while_it_sends() {
     let layer = FixedWindowLayer::new(everyone(0).store(TestStore::new(Mood::Now)));

@@ -29,7 +29,7 @@ fn distances<B>(response: &Response<B>) -> Vec<u64> {
     field.split(", ").map(|item| distance(item).expect("an integer")).collect()
 }
 
-/// Of eight seconds.
+/// Takes eight seconds.
 fn slow_upload() -> Request<Body> {
     let frames = stream::iter(0..10).then(async |_| {
         sleep(Duration::from_millis(800)).await;
@@ -64,7 +64,7 @@ async fn a_refusal_counts_from_the_end_of_the_upload() {
     }
 }
 
-/// Of several limits, and in what a closure makes of it.
+/// The same for several limits, and in what a closure makes of it.
 #[tokio::test(start_paused = true)]
 async fn a_closure_reads_the_distance_from_the_end_of_the_upload() {
     for mood in ANSWERS {

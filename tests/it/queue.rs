@@ -737,7 +737,7 @@ async fn lines_that_all_have_left_keep_no_memory() {
     }
     let used = measure(|| {
         for user in 0..KEYS {
-            // It waits for the next second, and is dropped.
+            // The head waits for the next second, and is dropped.
             assert!(service.clone().oneshot(get(user)).now_or_never().is_none());
         }
     });
