@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,9 @@ use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_fixed_window::{Clock, Key, Limiter, Limits, Line, MemoryStore, Quotas, Receipt};
+use tower_fixed_window::{
+    Clock, KeptReceipt, Key, Limiter, Limits, Line, MemoryStore, Quotas, Receipt,
+};
 
 use crate::instant;
 use crate::model::{Charged, Counts, Limit, Line as ModelLine, charged};
@@ -50,6 +53,12 @@ struct Open {
     limits: Vec<Limits>,
     /// The same limits, which look at the counts where they are.
     near: Vec<Limits>,
+}
+
+/// A receipt belongs to its store, so the next process reads it from text (S14).
+fn deployed(receipt: Receipt) -> Receipt {
+    let text = serde_json::to_string(&receipt.keep().expect("it has a name")).expect("text");
+    serde_json::from_str::<KeptReceipt>(&text).expect("a receipt").into()
 }
 
 impl Program {
@@ -488,6 +497,8 @@ impl Program {
         let crashes = self.rng.bool();
         self.print(|| format!("ends; crashes: {crashes}"));
         self.close().await;
+        let receipts = mem::take(&mut self.receipts).into_iter();
+        self.receipts = receipts.map(|(of, layer, lines)| (deployed(of), layer, lines)).collect();
         let now = self.now();
         let may_crash = |counts: &Counts| crashes && counts.may_step_back(now.at, self.latest);
         if let Some((bytes, counts)) = self.saved.clone().filter(|(_, of)| may_crash(of)) {

@@ -35,8 +35,6 @@ pub(crate) struct Flow {
     /// The layers that it has passed, from the outside in.
     passed: Vec<Passed>,
     meter: Option<CostMeter>,
-    /// Decisions of limits in shadow mode that are still to be told.
-    asides: Vec<(&'static str, bool)>,
 }
 
 struct Passed {
@@ -55,7 +53,7 @@ pub(crate) enum Stage {
     Answers(Expected),
     /// `None`: by what a line knew last.
     Refused {
-        expected: Option<Expected>,
+        expected: Option<Refusal>,
         elapsed: u64,
     },
     /// Its body may go on.
@@ -96,14 +94,6 @@ impl Expected {
         Self { status, fields: fields.collect() }
     }
 
-    fn refused(status: u16, standing: Option<Standing>, wait: Option<i128>) -> Self {
-        let mut this = Self::new(status, standing);
-        let wait = wait.map(|wait| seconds(wait).max(1).to_string());
-        this.fields.extend(wait.map(|wait| ("retry-after".to_owned(), wait)));
-        this.fields.insert("cache-control".to_owned(), "no-store".to_owned());
-        this
-    }
-
     fn of(response: &Response<Body>) -> Self {
         let fields = response
             .headers()
@@ -122,6 +112,24 @@ impl Expected {
             && is("x-ratelimit-remaining", "0")
             && is("cache-control", "no-store")
             && self.fields.get("retry-after").is_none_or(|wait| wait != "0")
+    }
+}
+
+/// A refusal, and the wait when it was decided.
+pub(crate) struct Refusal {
+    status: u16,
+    standing: Option<Standing>,
+    wait: Option<i128>,
+}
+
+impl Refusal {
+    /// The response that is handed on this much later (S18).
+    fn after(self, late: u64) -> Expected {
+        let mut expected = Expected::new(self.status, self.standing);
+        let wait = self.wait.map(|wait| seconds(wait - i128::from(late)).max(1).to_string());
+        expected.fields.extend(wait.map(|wait| ("retry-after".to_owned(), wait)));
+        expected.fields.insert("cache-control".to_owned(), "no-store".to_owned());
+        expected
     }
 }
 
@@ -144,8 +152,7 @@ impl Flow {
         task: JoinHandle<()>,
         upload: Option<oneshot::Sender<()>>,
     ) -> Self {
-        let (stage, passed, meter, asides) = (Stage::Inner, Vec::new(), None, Vec::new());
-        Self { ask, task, upload, stage, passed, meter, asides }
+        Self { ask, task, upload, stage: Stage::Inner, passed: Vec::new(), meter: None }
     }
 }
 
@@ -166,7 +173,7 @@ impl Model {
         self.flows.get_mut(&number).expect("it is under way")
     }
 
-    fn refuse(&mut self, number: u64, expected: Option<Expected>, now: Moment) {
+    fn refuse(&mut self, number: u64, expected: Option<Refusal>, now: Moment) {
         self.flow(number).stage = Stage::Refused { expected, elapsed: now.elapsed };
     }
 
@@ -176,7 +183,8 @@ impl Model {
         let ask = Arc::clone(&self.flow(number).ask);
         for (layer, of) in setup.layers.iter().enumerate().skip(layer) {
             let Some(lines) = self.limits.lines(layer, of, &ask, arrived.at) else {
-                return self.refuse(number, Some(Expected::refused(400, None, None)), arrived);
+                let refusal = Refusal { status: 400, standing: None, wait: None };
+                return self.refuse(number, Some(refusal), arrived);
             };
             if !lines.is_empty() {
                 let waits = of.queue.is_some() && may_wait(&lines);
@@ -200,13 +208,7 @@ impl Model {
         let flow = self.flow(number);
         match what {
             What::Decided { layer, name, allowed } => {
-                let aside = flow.asides.iter().position(|(of, _)| *of == name);
-                let Some(aside) = aside else {
-                    return self.decided(number, layer, &name, allowed, now);
-                };
-                let (_, expected) = flow.asides.remove(aside);
-                assert_eq!(allowed, expected, "{number} in shadow mode, by {name}");
-                self.forget_if_done(number);
+                self.decided(number, layer, &name, allowed, now);
             }
             What::Called => {
                 let before = mem::replace(&mut flow.stage, Stage::Called);
@@ -258,15 +260,14 @@ impl Model {
         if !allowed && !is_shadow {
             let (standing, retry_at) = refusal(&main, &together);
             let wait = retry_at.map(|retry_at| retry_at - i128::from(at));
-            let expected = Expected::refused(429, Some(standing), wait);
-            return self.refuse(number, Some(expected), now);
+            let refusal = Refusal { status: 429, standing: Some(standing), wait };
+            return self.refuse(number, Some(refusal), now);
         }
         let mut lines = charged(main, together, 0);
         let together = lines.len();
         for line in asides {
             let line = vec![line];
             let decided = self.counts.charge(&line, now.at + far, Asks::Charge);
-            self.flow(number).asides.push((line[0].name, decided.allowed));
             lines.extend(charged(line, decided, now.elapsed + 2 * far));
         }
         self.flow(number).passed.push(Passed { layer, lines, together, metered: false });
@@ -300,7 +301,7 @@ impl Model {
         place: &Place,
         main: &[Line],
         now: Moment,
-    ) -> Option<Expected> {
+    ) -> Option<Refusal> {
         let (most, max_wait) = self.setup.layers[place.layer].queue.expect("it waits");
         let mut queue = self.before(place, main);
         let (is_alone, is_full) = (queue.is_empty(), queue.len() as u64 >= most);
@@ -332,7 +333,7 @@ impl Model {
         is_alone.then(|| {
             let (standing, retry_at) = refusal(main, &together);
             let wait = retry_at.map(|retry_at| retry_at - i128::from(now.at));
-            Expected::refused(429, Some(standing), wait)
+            Refusal { status: 429, standing: Some(standing), wait }
         })
     }
 
@@ -382,7 +383,10 @@ impl Model {
                 let is_silent = now.elapsed >= refused + 1_000;
                 assert!(flow.upload.is_none() || is_silent, "{number} is answered while it sends");
                 match expected {
-                    Some(expected) => assert_eq!(found, expected, "{number} is refused"),
+                    Some(refusal) => {
+                        let expected = refusal.after(now.elapsed - refused);
+                        assert_eq!(found, expected, "{number} is refused");
+                    }
                     None => assert!(found.is_refusal_in_line(), "{number}: {found:?}"),
                 }
             }
@@ -394,7 +398,7 @@ impl Model {
     fn forget_if_done(&mut self, number: u64) {
         let flow = self.flow(number);
         let is_done = matches!(flow.stage, Stage::Done);
-        if is_done && flow.meter.is_none() && flow.asides.is_empty() {
+        if is_done && flow.meter.is_none() {
             self.flows.remove(&number);
         }
     }
@@ -465,7 +469,6 @@ impl Model {
     /// Asserts that the requests have got as far as they can, at rest.
     pub(crate) fn check_progress(&self, elapsed: u64) {
         for (number, flow) in &self.flows {
-            assert!(flow.asides.is_empty(), "{number} is not decided by {:?}", flow.asides);
             match &flow.stage {
                 Stage::At(place) => assert!(place.waits, "{number} is not decided"),
                 Stage::Inner => panic!("{number} is not called"),
