@@ -413,7 +413,7 @@ fn is_marked_refused<R>(response: &Response<R>) -> bool {
 }
 
 #[inline]
-pub(crate) fn is_refused_inside<R>(response: &Response<R>) -> bool {
+fn is_refused_inside<R>(response: &Response<R>) -> bool {
     response.headers().keys().any(|name| address(name) == address(&REFUSED_LIMIT))
         || is_marked_refused(response)
 }

@@ -1,6 +1,7 @@
 //! The response to a refused request. A [`Reason`] says why it is refused, with the usual status; a
 //! [`Rejection`] shows the reason to the [`Reject`] of the layer, which makes the response.
 
+use std::any::TypeId;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -10,8 +11,8 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 use super::headers::{
-    FAILED_RETRY_AFTER, Headers, PreparedHeaders, is_refused_inside, mark_refused,
-    put_failure_headers, retry_after_secs,
+    FAILED_RETRY_AFTER, Headers, PreparedHeaders, mark_refused, put_failure_headers,
+    retry_after_secs,
 };
 use crate::decision::{Decision, RateLimited};
 use crate::key::{MissingKey, grpc};
@@ -156,24 +157,8 @@ impl<'a> Rejection<'a> {
         response
     }
 
-    fn stamped<B>(&self, body: B, content_type: Option<&HeaderValue>) -> Response<B> {
-        let mut response = self.response(body);
-        self.stamp(&mut response);
-        response.headers_mut().extend(content_type.map(|value| (CONTENT_TYPE, value.clone())));
-        response
-    }
-
-    /// Responses of this crate are complete from the start, which avoids a header map that is only
-    /// replaced.
-    #[inline(always)]
-    pub(crate) fn complete<B>(&self, response: &mut Response<B>) {
-        if !is_refused_inside(response) {
-            self.stamp(response);
-        }
-    }
-
     #[inline]
-    fn stamp<B>(&self, response: &mut Response<B>) {
+    pub(crate) fn stamp<B>(&self, response: &mut Response<B>) {
         match self.reason {
             Reason::RateLimited(decision) => self.headers.stamp_refused(response, decision),
             _ => {
@@ -221,7 +206,7 @@ impl<'a> Rejection<'a> {
     note = "or write `.on_reject(|parts, why| ...)` and make the response yourself",
     note = "a body that only its own crate can make (of tower-http's layers and `ServeDir`, of rmcp) becomes axum's `Body` by `.layer(MapResponseBodyLayer::new(Body::new))` between the limit and that service (tower-http, feature `map-response-body`)"
 )]
-pub trait Reject<B> {
+pub trait Reject<B>: 'static {
     /// The response to a refused request.
     fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<B>;
 }
@@ -249,16 +234,27 @@ impl<B: From<Bytes>> Reject<B> for ProblemJson {
     }
 }
 
+/// The default answer has its headers from the start, which avoids a header map that is only
+/// replaced. The type decides: a mark in a closure's response may be that of another limiter.
+#[inline(always)]
+pub(crate) fn is_complete<J: 'static>() -> bool {
+    TypeId::of::<J>() == TypeId::of::<ProblemJson>()
+}
+
+fn typed<B>(why: &Rejection<'_>, body: B, content_type: &HeaderValue) -> Response<B> {
+    let mut response = why.response(body);
+    response.headers_mut().insert(CONTENT_TYPE, content_type.clone());
+    response
+}
+
 fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
     static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
     let Some(decision) = why.reason().decision() else {
-        return why.stamped(B::from(problem(why)), Some(&PROBLEM));
+        let mut response = typed(why, B::from(problem(why)), &PROBLEM);
+        why.stamp(&mut response);
+        return response;
     };
-    let make = || {
-        let mut response = why.response(problem(why));
-        response.headers_mut().insert(CONTENT_TYPE, PROBLEM.clone());
-        response
-    };
+    let make = || typed(why, problem(why), &PROBLEM);
     let refusal = why.headers.last_refusal(decision, Some(&make));
     let mut response = refusal.map(B::from);
     why.headers.finish_refused(&mut response, decision);
@@ -284,7 +280,7 @@ pub struct EmptyBody;
 #[diagnostic::do_not_recommend]
 impl<B: Default> Reject<B> for EmptyBody {
     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
-        why.stamped(B::default(), None)
+        why.response(B::default())
     }
 }
 
@@ -312,7 +308,7 @@ impl<B: From<Bytes>> Reject<B> for GitHubBody {
     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
         static JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
         let body = format!(r#"{{"message":"{}"}}"#, escaped(&why.message()));
-        why.stamped(B::from(body.into()), Some(&JSON))
+        typed(why, B::from(body.into()), &JSON)
     }
 }
 
@@ -364,7 +360,7 @@ impl<B: Default> Reject<B> for Grpc {
             }
         }
         let asked = grpc(parts).filter(|(_, web)| *web).map(|(asked, _)| asked);
-        let mut response = why.stamped(B::default(), asked.or(Some(&GRPC)));
+        let mut response = typed(why, B::default(), asked.unwrap_or(&GRPC));
         *response.status_mut() = StatusCode::OK;
         let headers = response.headers_mut();
         let [status_name, message_name, pushback_name, details_name] = Grpc::HEADERS;
@@ -422,7 +418,7 @@ fn base64(bytes: &[u8]) -> String {
 #[diagnostic::do_not_recommend]
 impl<B, F> Reject<B> for F
 where
-    F: Fn(&Parts, &Rejection<'_>) -> Response<B>,
+    F: Fn(&Parts, &Rejection<'_>) -> Response<B> + 'static,
 {
     fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<B> {
         self(parts, why)

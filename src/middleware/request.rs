@@ -25,7 +25,7 @@ use http::request::Parts;
 use http::{Extensions, HeaderValue, Response, Version};
 
 use super::cost::TrueCost;
-use super::rejection::{Reason, Reject, Rejection};
+use super::rejection::{Reason, Reject, Rejection, is_complete};
 use super::service::{Current, Settings, SharedSettings};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
@@ -411,7 +411,9 @@ impl<J> LimitedRequest<J> {
             headers: &governing.headers,
         };
         let mut response = shared.reject.reject(parts, &why);
-        why.complete(&mut response);
+        if !is_complete::<J>() {
+            why.stamp(&mut response);
+        }
         if is_unread && parts.version < Version::HTTP_2 {
             response.headers_mut().insert(CONNECTION, const { HeaderValue::from_static("close") });
         }

@@ -129,6 +129,37 @@ async fn a_reject_of_your_own_gets_the_headers_that_the_ready_made_ones_have() {
     }
 }
 
+#[tokio::test]
+async fn a_closure_may_return_another_limiters_refusal_or_its_headers() {
+    let other = Limiter::new(Quota::per_day(1).name("other"));
+    let _ = other.check("alice").await;
+    let error = other.check("alice").await.expect("a decision").into_result().expect_err("refused");
+    let theirs: Response<bytes::Bytes> = error.into();
+    for mood in ANSWERS.into_iter().chain([Mood::FailsNow]) {
+        let layer = || {
+            let store = TestStore::new(mood).on_failure(OnStoreFailure::Deny);
+            FixedWindowLayer::new(everyone(1).name("api").store(store))
+        };
+        let mut expected = without_type(&refused(&layer()).await);
+        if matches!(mood, Mood::FailsNow) {
+            // The layer has no numbers of its own, and leaves those of the closure.
+            let numbers =
+                theirs.headers().iter().filter(|(name, _)| name.as_str().starts_with("x-"));
+            expected.extend(numbers.map(|(name, value)| (name.clone(), value.clone())));
+        }
+        let response = theirs.clone();
+        let layer_of_response = layer().on_reject(move |_, _| response.clone().map(Body::from));
+        assert_eq!(without_type(&refused(&layer_of_response).await), expected);
+        let headers = theirs.headers().clone();
+        let layer_of_headers = layer().on_reject(move |_, why| {
+            let mut response = why.response(Body::empty());
+            *response.headers_mut() = headers.clone();
+            response
+        });
+        assert_eq!(without_type(&refused(&layer_of_headers).await), expected);
+    }
+}
+
 /// Also if all values of the limit equal those of the refusal before.
 #[tokio::test]
 async fn each_refusal_keeps_its_content_type_and_other_headers() {
@@ -258,7 +289,7 @@ async fn a_handler_whose_store_fails_answers_503() {
 }
 
 #[tokio::test]
-async fn an_outer_layer_does_not_count_what_a_handler_refuses() {
+async fn an_outer_layer_counts_what_a_handler_refuses() {
     let limiter = Quota::per_minute(1).name("login").store(TestStore::new(Mood::Now));
     let outer = named("outer", 9, Mood::Now);
     let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter).layer(outer);
@@ -268,7 +299,7 @@ async fn an_outer_layer_does_not_count_what_a_handler_refuses() {
     let refused = app.clone().oneshot(get("/")).await.expect("infallible");
     assert_eq!(refused.headers()["x-ratelimit-resource"], "login");
     let missing = app.oneshot(get("/elsewhere")).await.expect("infallible");
-    assert_eq!(used(&missing), 2, "the one that passed, and this one");
+    assert_eq!(used(&missing), 5, "each request passed the outer layer (S9)");
 }
 
 #[tokio::test]
