@@ -44,6 +44,7 @@ pub(crate) fn table() -> String {
     let table = table![
         Account<'static>,
         Adjust<'static>,
+        Calendar,
         Charge<'static>,
         CostMeter,
         Decision,
@@ -92,6 +93,7 @@ pub(crate) fn table() -> String {
         TrueCost,
         Usage,
         Weekday,
+        Windows,
     ];
     table.map(|(name, traits)| format!("{name}:{traits}\n")).concat()
 }
