@@ -224,6 +224,10 @@ impl Failure {
         self.code().is_some_and(|code| codes.contains(code))
     }
 
+    pub(crate) fn is_locked(&self) -> bool {
+        self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
+    }
+
     pub(crate) fn code(&self) -> Option<&SqlState> {
         match self {
             Self::Late => None,

@@ -7,6 +7,11 @@ CREATE TABLE IF NOT EXISTS tfw_counters (
     used bigint,
     until_ms bigint NOT NULL,
     quota text,
+    -- What a charge has read, for the comparison in ON CONFLICT. Set in a row: the row is none.
+    had_start bigint,
+    had_end bigint,
+    had_used bigint,
+    had_until bigint,
     PRIMARY KEY (scope, key, win)
 ) WITH (fillfactor = 60);
 
@@ -21,4 +26,4 @@ SELECT
     to_timestamp(start_ms / 1000.0) AS start,
     to_timestamp(until_ms / 1000.0) AS until
 FROM tfw_counters
-WHERE until_ms > extract(epoch FROM clock_timestamp()) * 1000 AND start_ms IS NOT NULL;
+WHERE until_ms > extract(epoch FROM clock_timestamp()) * 1000 AND start_ms IS NOT NULL AND had_until IS NULL;

@@ -1,10 +1,10 @@
 //! The table of counters and its statements: [`Table`].
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use tokio_postgres::types::Type;
+use tokio_postgres::Row;
+use tokio_postgres::types::{FromSql, Type};
 use tower_fixed_window::store::{CounterId, Counters, State, Write};
 use tower_fixed_window::{Clock, Key, StoreError};
 
@@ -14,6 +14,9 @@ use crate::connection::{Link, Param};
 /// still between its read and its write.
 const BETWEEN_DELETIONS: u64 = 250;
 const KEPT: u64 = 60_000;
+/// How long a write waits for a row that somebody has locked, before it goes on without it: longer
+/// than a statement of another node takes.
+const LOCKED: &str = "20ms";
 /// Deleted in one statement.
 const DELETED: usize = 1_000;
 
@@ -28,8 +31,9 @@ pub(crate) struct Table {
 
 struct Statements {
     read: String,
+    swap: String,
     insert_empty: String,
-    write: String,
+    swap_groups: String,
     delete_ended: String,
     reset: String,
 }
@@ -40,15 +44,39 @@ impl Statements {
     fn new(table: &str, commit: &str) -> Self {
         let row =
             |of: &str| format!("t.scope = {of}.scope AND t.key = {of}.key AND t.win = {of}.win");
+        // A row that was inserted although there was something to compare it with: it had gone.
+        let start = "CASE WHEN t.had_until IS NULL THEN t.start_ms END AS start_ms";
         // A look-up for each row, as a subquery with OFFSET or FOR UPDATE is not made a join.
         let read = format!(
             "SELECT c.start_ms, c.end_ms, c.used, c.until_ms, \
                  (extract(epoch FROM clock_timestamp()) * 1000)::bigint \
              FROM unnest($1, $2, $3) WITH ORDINALITY AS r(scope, key, win, i) \
-             LEFT JOIN LATERAL (SELECT t.start_ms, t.end_ms, t.used, t.until_ms FROM {table} t \
-                 WHERE {} OFFSET 0) c ON true \
+             LEFT JOIN LATERAL (SELECT {start}, t.end_ms, t.used, t.until_ms \
+                 FROM {table} t WHERE {by_row} OFFSET 0) c ON true \
              ORDER BY r.i",
-            row("r")
+            by_row = row("r")
+        );
+        // The primary key finds the rows, whatever the planner thinks of the table's size. Rows are
+        // locked in the order of all nodes, each for as long as the statement takes.
+        let swap = format!(
+            "INSERT INTO {table} AS t (scope, key, win, start_ms, end_ms, used, until_ms, quota, \
+                 had_start, had_end, had_used, had_until) \
+             SELECT r.scope, r.key, r.win, r.start_ms, r.end_ms, r.used, r.until_ms, r.quota, \
+                 r.had_start, r.had_end, r.had_used, r.had_until \
+             FROM (SELECT set_config('synchronous_commit', '{commit}', true), \
+                 set_config('lock_timeout', '{LOCKED}', true)) AS settings, \
+                 unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) WITH ORDINALITY AS \
+                 r(scope, key, win, had_start, had_end, had_used, had_until, \
+                     start_ms, end_ms, used, until_ms, quota, i) ORDER BY r.i \
+             ON CONFLICT (scope, key, win) DO UPDATE SET start_ms = excluded.start_ms, \
+                 end_ms = excluded.end_ms, used = excluded.used, until_ms = excluded.until_ms, \
+                 quota = excluded.quota, had_until = NULL \
+             WHERE CASE WHEN excluded.had_until IS NULL \
+                 THEN t.start_ms IS NULL OR t.had_until IS NOT NULL \
+                 ELSE t.had_until IS NULL AND t.start_ms = excluded.had_start \
+                     AND t.end_ms = excluded.had_end AND t.used = excluded.had_used \
+                     AND t.until_ms = excluded.had_until END \
+             RETURNING scope, key, win, had_until IS NULL"
         );
         let insert_empty = format!(
             "INSERT INTO {table} (scope, key, win, until_ms) \
@@ -57,32 +85,24 @@ impl Statements {
              ON CONFLICT DO NOTHING"
         );
         // A row that another node writes at this moment is skipped, and its group is not written:
-        // nobody waits for a lock, and so for nobody's deadlock. Of the versions of a row, the lock
-        // shows the last one, not that of the statement's snapshot. A group of several counters is
-        // written only if all have a row to lock; of those that have none, one node's INSERT wins.
-        let write = format!(
+        // nobody waits for a lock with another one in his hands. Of the versions of a row, the lock
+        // shows the last one, not that of the statement's snapshot.
+        let swap_groups = format!(
             "WITH r AS MATERIALIZED (SELECT * FROM \
                  unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) WITH ORDINALITY AS \
-                 r(scope, key, win, grp, had_start, had_end, had_used, had_until, \
-                     start_ms, end_ms, used, until_ms, quota, i)), \
-             locked AS MATERIALIZED (SELECT r.i, r.grp, t.until_ms IS NOT NULL AS is_there, \
+                 r(scope, key, win, had_start, had_end, had_used, had_until, \
+                     start_ms, end_ms, used, until_ms, quota, grp, i)), \
+             locked AS MATERIALIZED (SELECT r.i, r.grp, t.is_there IS NOT NULL AND \
                  CASE WHEN r.had_until IS NULL THEN t.start_ms IS NULL \
                  ELSE coalesce(t.start_ms = r.had_start AND t.end_ms = r.had_end \
                      AND t.used = r.had_used AND t.until_ms = r.had_until, false) END AS is_same \
-                 FROM r LEFT JOIN LATERAL (SELECT t.start_ms, t.end_ms, t.used, t.until_ms FROM {table} t \
-                     WHERE {by_row} FOR UPDATE SKIP LOCKED) t ON true), \
-             good AS MATERIALIZED (SELECT grp FROM locked GROUP BY grp \
-                 HAVING bool_and(is_same) AND (count(*) = 1 OR bool_and(is_there))), \
-             updated AS (UPDATE {table} t SET start_ms = r.start_ms, end_ms = r.end_ms, used = r.used, \
-                 until_ms = r.until_ms, quota = r.quota \
-                 FROM r JOIN locked USING (i) JOIN good ON good.grp = r.grp \
-                 WHERE is_there AND {by_row} RETURNING r.grp), \
-             inserted AS (INSERT INTO {table} (scope, key, win, start_ms, end_ms, used, until_ms, quota) \
-                 SELECT r.scope, r.key, r.win, r.start_ms, r.end_ms, r.used, r.until_ms, r.quota \
-                 FROM r JOIN locked USING (i) JOIN good ON good.grp = r.grp \
-                 WHERE NOT is_there ORDER BY r.i ON CONFLICT DO NOTHING RETURNING scope, key, win) \
-             SELECT grp, set_config('synchronous_commit', '{commit}', true) FROM updated \
-             UNION SELECT r.grp, '' FROM r JOIN inserted USING (scope, key, win)",
+                 FROM r LEFT JOIN LATERAL (SELECT true AS is_there, {start}, t.end_ms, t.used, \
+                     t.until_ms FROM {table} t WHERE {by_row} FOR UPDATE SKIP LOCKED) t ON true), \
+             same AS MATERIALIZED (SELECT grp FROM locked GROUP BY grp HAVING bool_and(is_same)), \
+             updated AS (UPDATE {table} t SET start_ms = r.start_ms, end_ms = r.end_ms, \
+                 used = r.used, until_ms = r.until_ms, quota = r.quota, had_until = NULL \
+                 FROM r JOIN same USING (grp) WHERE {by_row} RETURNING r.grp) \
+             SELECT grp, set_config('synchronous_commit', '{commit}', true) FROM updated GROUP BY grp",
             by_row = row("r")
         );
         // The order is that of an index, so that no table is read for it.
@@ -92,7 +112,7 @@ impl Statements {
             row("r")
         );
         let reset = format!("DELETE FROM {table} WHERE scope = $1 AND key = $2");
-        Self { read, insert_empty, write, delete_ended, reset }
+        Self { read, swap, insert_empty, swap_groups, delete_ended, reset }
     }
 }
 
@@ -171,17 +191,14 @@ impl Counters for Table {
         let mut states = Vec::with_capacity(rows.len());
         let mut now = 0;
         for row in &rows {
-            let start: Option<i64> = row.try_get(0).map_err(unreadable)?;
+            let start: Option<i64> = column(row, 0)?;
             let mut state = State::default();
             if let Some(start) = start {
-                state.start = start;
-                state.end = row.try_get(1).map_err(unreadable)?;
-                state.used = row.try_get(2).map_err(unreadable)?;
-                state.until = row.try_get(3).map_err(unreadable)?;
+                (state.start, state.end) = (start, column(row, 1)?);
+                (state.used, state.until) = (column(row, 2)?, column(row, 3)?);
             }
             states.push(start.map(|_| state));
-            let read_at: i64 = row.try_get(4).map_err(unreadable)?;
-            now = now.max(read_at.max(0) as u64);
+            now = now.max(column::<i64>(row, 4)?.max(0) as u64);
         }
         let now = self.clock.as_ref().map_or(now, |clock| clock.now_ms());
         self.delete_ended(now);
@@ -189,42 +206,20 @@ impl Counters for Table {
     }
 
     async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
-        let writes = || groups.iter().flatten();
-        let latest = writes().map(|write| write.state.until).max().unwrap_or_default();
-        // Rows to lock, for groups of several counters.
-        let missing = groups.iter().filter(|group| group.len() > 1).flatten();
-        let missing = missing.filter(|write| write.had.is_none()).map(|write| &write.counter);
-        let missing = Names::of(missing);
-        if !missing.scopes.is_empty() {
-            let [scopes, keys, windows] = missing.params();
-            let params = [scopes, keys, windows, (&latest, Type::INT8)];
-            self.link.write(&self.statements.insert_empty, &params).await?;
-        }
-
-        let names = Names::of(writes().map(|write| &write.counter));
-        let places = groups.iter().zip(0..);
-        let places: Vec<i32> = places.flat_map(|(group, i)| group.iter().map(move |_| i)).collect();
-        const COLUMNS: [fn(&State) -> i64; 4] =
-            [|state| state.start, |state| state.end, |state| state.used, |state| state.until];
-        let had = COLUMNS.map(|of| -> Vec<Option<i64>> {
-            writes().map(|write| write.had.as_ref().map(of)).collect()
-        });
-        let new =
-            COLUMNS.map(|of| -> Vec<i64> { writes().map(|write| of(&write.state)).collect() });
-        let quotas: Vec<_> = writes().map(|write| write.quota.to_string()).collect();
-        let mut params: Vec<Param<'_>> = names.params().into();
-        params.push((&places, Type::INT4_ARRAY));
-        params.extend(had.iter().map(|column| -> Param<'_> { (column, Type::INT8_ARRAY) }));
-        params.extend(new.iter().map(|column| -> Param<'_> { (column, Type::INT8_ARRAY) }));
-        params.push((&quotas, Type::TEXT_ARRAY));
-        let rows = match self.link.write(&self.statements.write, &params).await {
-            // Nothing was written.
-            Err(failure) if failure.is_conflict() => return Ok(vec![false; groups.len()]),
-            answer => answer?,
+        let mut written = vec![false; groups.len()];
+        let of = |is_alone: bool| {
+            groups.iter().enumerate().filter(move |(_, g)| (g.len() == 1) == is_alone)
         };
-        let written = rows.iter().map(|row| row.try_get::<_, i32>(0));
-        let written: HashSet<i32> = written.collect::<Result<_, _>>().map_err(unreadable)?;
-        Ok((0..groups.len() as i32).map(|group| written.contains(&group)).collect())
+        let alone: Vec<_> = of(true).map(|(place, group)| (place, &group[0])).collect();
+        let together = of(false).flat_map(|(place, group)| group.iter().map(move |w| (place, w)));
+        let together: Vec<_> = together.collect();
+        if !alone.is_empty() {
+            self.swap(&alone, &mut written).await?;
+        }
+        if !together.is_empty() {
+            self.swap_groups(&together, &mut written).await?;
+        }
+        Ok(written)
     }
 
     async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
@@ -235,6 +230,100 @@ impl Counters for Table {
     }
 }
 
-fn unreadable(error: tokio_postgres::Error) -> StoreError {
-    StoreError::with_source("the table of counters has other columns than it should have", error)
+impl Table {
+    /// Writes rows, each by itself.
+    async fn swap(
+        &self,
+        writes: &[(usize, &Write)],
+        written: &mut [bool],
+    ) -> Result<(), StoreError> {
+        let columns = Columns::of(writes);
+        let rows = match self.link.write(&self.statements.swap, &columns.params()).await {
+            // Nothing was written. A client that has locked a row holds up no other one.
+            Err(failure) if failure.is_locked() => return self.swap_groups(writes, written).await,
+            Err(failure) if failure.is_conflict() => return Ok(()),
+            answer => answer?,
+        };
+        // In the order of the writes, without those that were not made.
+        let mut writes = writes.iter().zip(&columns.names.keys);
+        for row in &rows {
+            let (scope, key, win, is_written): (&str, &str, &str, bool) =
+                (column(row, 0)?, column(row, 1)?, column(row, 2)?, column(row, 3)?);
+            let is_this = |((_, write), of): &(&(usize, &Write), &String)| {
+                (&*write.counter.scope, of.as_str(), &*write.counter.window) == (scope, key, win)
+            };
+            if let Some(((place, _), _)) = writes.find(is_this) {
+                written[*place] = is_written;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes groups of rows, each as a whole or not at all.
+    async fn swap_groups(
+        &self,
+        writes: &[(usize, &Write)],
+        written: &mut [bool],
+    ) -> Result<(), StoreError> {
+        // Each row has to be there, to be locked.
+        let missing = writes.iter().map(|(_, write)| *write).filter(|write| write.had.is_none());
+        let missing = Names::of(missing.map(|write| &write.counter));
+        if !missing.scopes.is_empty() {
+            let until = writes.iter().map(|(_, write)| write.state.until).max().unwrap_or_default();
+            let [scopes, keys, windows] = missing.params();
+            let params = [scopes, keys, windows, (&until, Type::INT8)];
+            self.link.write(&self.statements.insert_empty, &params).await?;
+        }
+        let columns = Columns::of(writes);
+        let places: Vec<_> = writes.iter().map(|(place, _)| *place as i32).collect();
+        let mut params = columns.params();
+        params.push((&places, Type::INT4_ARRAY));
+        let rows = match self.link.write(&self.statements.swap_groups, &params).await {
+            Err(failure) if failure.is_conflict() => return Ok(()),
+            answer => answer?,
+        };
+        for row in &rows {
+            let place: i32 = column(row, 0)?;
+            if let Some(written) = written.get_mut(place as usize) {
+                *written = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The columns of rows to write: their names, what was read, and what is new.
+struct Columns<'a> {
+    names: Names<'a>,
+    had: [Vec<Option<i64>>; 4],
+    new: [Vec<i64>; 4],
+    quotas: Vec<String>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(writes: &[(usize, &'a Write)]) -> Self {
+        const STATE: [fn(&State) -> i64; 4] =
+            [|state| state.start, |state| state.end, |state| state.used, |state| state.until];
+        let writes = || writes.iter().map(|(_, write)| *write);
+        Self {
+            names: Names::of(writes().map(|write| &write.counter)),
+            had: STATE.map(|of| writes().map(|write| write.had.as_ref().map(of)).collect()),
+            new: STATE.map(|of| writes().map(|write| of(&write.state)).collect()),
+            quotas: writes().map(|write| write.quota.to_string()).collect(),
+        }
+    }
+
+    fn params(&self) -> Vec<Param<'_>> {
+        let mut params: Vec<Param<'_>> = self.names.params().into();
+        params.extend(self.had.iter().map(|column| -> Param<'_> { (column, Type::INT8_ARRAY) }));
+        params.extend(self.new.iter().map(|column| -> Param<'_> { (column, Type::INT8_ARRAY) }));
+        params.push((&self.quotas, Type::TEXT_ARRAY));
+        params
+    }
+}
+
+fn column<'a, T: FromSql<'a>>(row: &'a Row, place: usize) -> Result<T, StoreError> {
+    row.try_get(place).map_err(|error| {
+        StoreError::with_source("the table tfw_counters has other columns than it should", error)
+    })
 }

@@ -52,7 +52,8 @@ async fn survives(
     fail: impl FnOnce(&mut Postgres),
     mend: impl FnOnce(&mut Postgres),
 ) {
-    let store = store(server).await;
+    // Otherwise a crash loses the last moments.
+    let store = store(server).await.wait_for_disk();
     let limiter = limiter(&store, 1_000_000);
     wait_until_counted(&limiter, "before").await;
     let before = counted(server, "before");
@@ -160,7 +161,15 @@ async fn a_row_that_another_transaction_has_locked() {
             AND wait_event = 'PgSleep'",
         ) == "1"
     });
+    let (others, start) = (limiter.clone(), Instant::now());
+    let others = tokio::spawn(async move {
+        for key in 0..10 {
+            assert!(is_counted(&others, &format!("other {key}")).await, "of another row");
+        }
+    });
     assert!(!is_counted(&limiter, "locked").await, "its writer may be gone for a minute");
+    others.await.expect("no panic");
+    assert!(start.elapsed() < Duration::from_secs(30));
     server.run(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'BEGIN; UPDATE%'",
     );
