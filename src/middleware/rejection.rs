@@ -72,7 +72,7 @@ impl Reason {
 ///     assert_eq!((why.name(), why.status().as_u16()), ("api", 429));
 ///     // A limit of 0 never grants anything.
 ///     assert_eq!(why.retry_after(), None);
-///     why.response(why.message().into())
+///     why.response(why.message())
 /// });
 /// let response = ask(&layer, Request::get("/"));
 /// assert_eq!(response.headers()["x-ratelimit-remaining"], "0");
@@ -150,9 +150,10 @@ impl<'a> Rejection<'a> {
     }
 
     /// Returns a response with this body and the refusal's [status](Self::status), to which the
-    /// layer adds the headers.
-    pub fn response<B>(&self, body: B) -> Response<B> {
-        let mut response = Response::new(body);
+    /// layer adds the headers. The body is anything that becomes the service's, such as text for
+    /// axum's.
+    pub fn response<B>(&self, body: impl Into<B>) -> Response<B> {
+        let mut response = Response::new(body.into());
         *response.status_mut() = self.status();
         response
     }
@@ -187,7 +188,7 @@ impl<'a> Rejection<'a> {
 ///
 /// impl<B: From<String>> Reject<B> for PlainText {
 ///     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
-///         why.response(B::from(why.message()))
+///         why.response(why.message())
 ///     }
 /// }
 ///
@@ -202,7 +203,7 @@ impl<'a> Rejection<'a> {
     label = "no way to make a `{B}`",
     note = "the default answer needs a body that implements `From<Bytes>` (axum's `Body`, `Full<Bytes>`)",
     note = "write `.reject(EmptyBody)` on the `FixedWindowLayer` if the body implements `Default` (tonic's, `BoxBody`), `.reject(Grpc)` for gRPC",
-    note = "write `.on_reject(|_, why| why.response(why.message().into()))` if it implements `From<String>` (lambda_http's)",
+    note = "write `.on_reject(|_, why| why.response(why.message()))` if it implements `From<String>` (lambda_http's)",
     note = "or write `.on_reject(|parts, why| ...)` and make the response yourself",
     note = "a body that only its own crate can make (of tower-http's layers and `ServeDir`, of rmcp) becomes axum's `Body` by `.layer(MapResponseBodyLayer::new(Body::new))` between the limit and that service (tower-http, feature `map-response-body`)"
 )]

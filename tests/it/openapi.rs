@@ -142,7 +142,7 @@ async fn a_store_that_may_fail_is_described() {
 #[test]
 fn grpc_has_no_description_and_a_closure_no_body() {
     assert_eq!(one_a_day().reject(Grpc).openapi_responses(), serde_json::json!({}));
-    let by_hand = one_a_day().on_reject(|_, why| why.response(Body::from(why.message())));
+    let by_hand = one_a_day().on_reject(|_, why| why.response::<Body>(why.message()));
     let responses = by_hand.openapi_responses();
     assert!(responses["429"]["headers"]["retry-after"].is_object());
     assert_eq!(responses["429"].get("content"), None);

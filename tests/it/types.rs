@@ -39,7 +39,7 @@ async fn layer_and_service_can_be_written_in_a_field_and_returned_from_a_functio
         limit: a_limit(),
         service: a_limit().layer(Router::new()),
         without_bodies: a_limit().reject(EmptyBody),
-        by_closure: a_limit().on_reject(|_, why| why.response(why.message().into())),
+        by_closure: a_limit().on_reject(|_, why| why.response(why.message())),
     };
     let limited = Router::new().layer(app.limit);
     assert_eq!(used(&limited.oneshot(get("/")).await.expect("infallible")), 1);

@@ -19,7 +19,7 @@ fn limited() -> impl Service<Request, Response = Response<Body>, Error = Error, 
     });
     let limit = FixedWindowLayer::new(limit)
         // Lambda's body can't be made from bytes, as the default refusal is.
-        .on_reject(|_, why| why.response(why.message().into()));
+        .on_reject(|_, why| why.response(why.message()));
     ServiceBuilder::new().layer(limit).service(service_fn(hello))
 }
 
