@@ -401,6 +401,7 @@ fn assert_valid(limits: &[Limit]) {
     label = "write a quota here, such as `Quota::per_minute(60)`",
     note = "a text is parsed first: `\"60/minute\".parse::<Quotas>()?`",
     note = "windows of one limit are joined by `.and(..)`; of several limits each has a name: `Quota::per_minute(5).name(\"a\")`",
+    note = "limits that are decided together share one store: `Limits::new([a, b]).store(store)`",
     note = "`Quotas`, `Limit`, an array or a `Vec` of limits, `Limiter`, `&Limiter`, `Limits` and `&Limits` do as well"
 )]
 pub trait IntoLimits {
@@ -424,6 +425,12 @@ impl From<Quota> for Limits {
 
 impl From<Quotas> for Limits {
     fn from(quotas: Quotas) -> Self {
+        Limit::from(quotas).into()
+    }
+}
+
+impl From<&Quotas> for Limits {
+    fn from(quotas: &Quotas) -> Self {
         Limit::from(quotas).into()
     }
 }

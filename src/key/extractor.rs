@@ -318,7 +318,8 @@ where
 #[diagnostic::on_unimplemented(
     message = "requests can't be counted by a `{Self}`: there is no key for it",
     label = "no `From<&{Self}> for Key`",
-    note = "write `impl From<&{Self}> for Key {{ fn from(value: &{Self}) -> Key {{ Key::from(value.id) }} }}`"
+    note = "for a type of your crate, write `impl From<&{Self}> for Key {{ fn from(value: &{Self}) -> Key {{ Key::from(value.id) }} }}`",
+    note = "for a number or text, put a type of yours that has it into the extensions: `struct UserId(u64)`"
 )]
 pub trait IntoKey {
     #[doc(hidden)]

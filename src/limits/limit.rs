@@ -381,6 +381,12 @@ impl From<Quotas> for Limit {
     }
 }
 
+impl From<&Quotas> for Limit {
+    fn from(quotas: &Quotas) -> Self {
+        Self::new(*quotas)
+    }
+}
+
 impl fmt::Debug for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Limit");

@@ -12,7 +12,7 @@ use super::{ELSEWHERE, Limit, Receipt, ReceiptLine, charge_lines, mistakes};
 use crate::decision::{Decision, RateLimited, system_time};
 use crate::key::Key;
 use crate::observe::Change;
-use crate::quota::{Plan, Quotas};
+use crate::quota::{Plan, Quota, Quotas};
 use crate::store::{
     Account, Adjust, AnyStore, Charge, MemoryStore, Reply, Scope, Store, StoreError, instant,
 };
@@ -58,10 +58,10 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Creates a limiter that counts in memory, in a store of its own; elsewhere by
-    /// [`Limit::store`].
-    pub fn new(limit: impl Into<Limit>) -> Self {
-        limit.into().into()
+    /// Creates a limiter that counts in memory, in a store of its own, unless the limit already has
+    /// one ([`Limit::store`]).
+    pub fn new(limit: impl Into<Self>) -> Self {
+        limit.into()
     }
 
     pub(crate) fn in_store(limit: Limit, store: AnyStore) -> Self {
@@ -615,6 +615,24 @@ impl From<Limit> for Limiter {
     fn from(limit: Limit) -> Self {
         mistakes::note_own_store(&limit);
         Self::in_store(limit, AnyStore::new(MemoryStore::new()))
+    }
+}
+
+impl From<Quota> for Limiter {
+    fn from(quota: Quota) -> Self {
+        Limit::from(quota).into()
+    }
+}
+
+impl From<Quotas> for Limiter {
+    fn from(quotas: Quotas) -> Self {
+        Limit::from(quotas).into()
+    }
+}
+
+impl From<&Self> for Limiter {
+    fn from(limiter: &Self) -> Self {
+        limiter.clone()
     }
 }
 

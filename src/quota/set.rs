@@ -156,6 +156,12 @@ impl From<Quota> for Quotas {
     }
 }
 
+impl From<&Self> for Quotas {
+    fn from(quotas: &Self) -> Self {
+        *quotas
+    }
+}
+
 impl<'a> IntoIterator for &'a Quotas {
     type Item = &'a Quota;
     type IntoIter = slice::Iter<'a, Quota>;
@@ -217,6 +223,12 @@ impl From<Quota> for Plan {
 impl From<Quotas> for Plan {
     fn from(quotas: Quotas) -> Self {
         Self(Some(quotas))
+    }
+}
+
+impl From<&Quotas> for Plan {
+    fn from(quotas: &Quotas) -> Self {
+        Self(Some(*quotas))
     }
 }
 

@@ -51,7 +51,7 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     for advice in [
         "can't make a refusal's body of type `Own`",
         "`.reject(EmptyBody)`",
-        "`.on_reject(|_, why| why.response(why.message().into()))`",
+        "`.on_reject(|_, why| why.response(why.message()))`",
         "`.on_reject(|parts, why| ...)`",
         "`.layer(MapResponseBodyLayer::new(Body::new))` between the limit and",
     ] {
@@ -78,6 +78,16 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     for advice in ["there is no key for it", "`impl From<&Inner> for Key {"] {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
+    let (compiles, message) = check(&made(&user.replace("Inner", "u64")));
+    assert!(!compiles, "a number without a meaning was accepted as an extension");
+    let advice = "put a type of yours that has it into the extensions: `struct UserId(u64)`";
+    assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    let stored =
+        "Quota::per_minute(60).name(\"api\").store(tower_fixed_window::MemoryStore::new())";
+    let (compiles, message) = check(&made(&format!("[{stored}, {stored}]")));
+    assert!(!compiles, "limits of two stores were accepted");
+    let advice = "`Limits::new([a, b]).store(store)`";
+    assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     // A closure's arguments are counted by the compiler, in words of its own.
     let plan = "tower_fixed_window::Limit::by_plan";
     let short = [
@@ -120,6 +130,7 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
         &made("\"60/minute\".parse::<tower_fixed_window::Quotas>().unwrap()"),
         &made(&user.replace("Inner", "String")),
         &format!("{{ use tower_fixed_window::IntoLimit; {shadow} }}"),
+        &made(&format!("tower_fixed_window::Limiter::new({stored})")),
     ] {
         let (compiles, message) = check(way_out);
         assert!(compiles, "{way_out} does not help:\n{message}");
