@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use harness::Server;
 use tower_fixed_window::Quota;
-use tower_fixed_window::store::RedisStore;
+use tower_fixed_window_redis::RedisStore;
 
 const NODES: u64 = 4;
 const LIMIT: u64 = 600_000;

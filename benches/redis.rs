@@ -21,8 +21,9 @@ mod together;
 use harness::{Proxy, Server};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Script, cmd};
-use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
+use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::{Key, Limit, Limiter, OnStoreFailure, Quota, Quotas};
+use tower_fixed_window_redis::RedisStore;
 
 const KEYS: u64 = 1_000;
 const MINIMAL: &str = "

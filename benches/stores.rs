@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use harness::{Postgres, Proxy, Server};
-use tower_fixed_window::{Limit, Limiter, Quota, RedisStore};
+use tower_fixed_window::{Limit, Limiter, Quota};
 use tower_fixed_window_postgres::PostgresStore;
+use tower_fixed_window_redis::RedisStore;
 
 const PATIENT: Duration = Duration::from_secs(20);
 const FAR: Duration = Duration::from_millis(1);

@@ -40,7 +40,4 @@ pub use middleware::{
     RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
 pub use quota::{ParseQuotaError, Plan, Quota, QuotaError, Quotas, Weekday};
-#[cfg(feature = "redis")]
-#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-pub use store::RedisStore;
 pub use store::{MemoryStore, OnStoreFailure, Store, StoreError};

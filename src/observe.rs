@@ -250,18 +250,6 @@ pub(crate) fn call_under_way() -> AtEnd<impl Fn()> {
     })
 }
 
-#[cfg(feature = "redis")]
-pub(crate) fn store_connected() {
-    #[cfg(feature = "metrics")]
-    meters::store_connected();
-}
-
-#[cfg(feature = "redis")]
-pub(crate) fn store_checked() {
-    #[cfg(feature = "metrics")]
-    meters::store_checked();
-}
-
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Outcome {
     Passed,

@@ -16,8 +16,6 @@ mod charge;
 mod charged_quotas;
 mod in_order;
 mod memory;
-#[cfg(feature = "redis")]
-mod redis;
 mod remote;
 mod reply;
 mod sharded;
@@ -30,9 +28,6 @@ pub(crate) use account::{OwnedAccount, instant};
 pub use adjust::{Adjust, OwnedAdjust};
 pub use charge::{Charge, OwnedCharge};
 pub use memory::MemoryStore;
-#[cfg(feature = "redis")]
-#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-pub use redis::RedisStore;
 pub use remote::Remote;
 pub use reply::{OnStoreFailure, Reply, StoreError};
 #[cfg(feature = "tokio")]

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limits, Line, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use super::{PATIENCE, Server, connect, cpu, info, median};
 

@@ -10,8 +10,9 @@ use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tower_fixed_window::key::{client_ip, extension};
 use tower_fixed_window::{
-    FixedWindowLayer, Key, KeyExtractor, Limit, MemoryStore, Plan, Quota, RedisStore, Store,
+    FixedWindowLayer, Key, KeyExtractor, Limit, MemoryStore, Plan, Quota, Store,
 };
+use tower_fixed_window_redis::RedisStore;
 
 #[derive(Clone)]
 struct User {

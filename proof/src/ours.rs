@@ -9,8 +9,9 @@ use http::{Request, Response, StatusCode};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope};
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limits, Line, MemoryStore,
-    OnStoreFailure, Quota, Quotas, Receipt, RedisStore, StoreError,
+    OnStoreFailure, Quota, Quotas, Receipt, StoreError,
 };
+use tower_fixed_window_redis::RedisStore;
 use tower_layer::Layer;
 use tower_service::Service;
 

@@ -8,7 +8,7 @@ use std::{array, iter};
 #[cfg(feature = "saved")]
 use std::{sync::PoisonError, time::UNIX_EPOCH};
 
-#[cfg(any(feature = "redis", feature = "saved"))]
+#[cfg(feature = "saved")]
 use metrics::counter;
 use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder, Unit, gauge};
 
@@ -157,11 +157,6 @@ impl Meters {
             if !is_there(recorder) {
                 return register(counter);
             }
-            #[cfg(feature = "redis")]
-            for (name, help) in CONNECTIONS {
-                recorder.describe_counter(name.into(), None, help.into());
-                let _ = recorder.register_counter(&Key::from_static_name(name), &METADATA);
-            }
             for (name, help) in GAUGES {
                 recorder.describe_gauge(name.into(), None, help.into());
             }
@@ -232,28 +227,6 @@ impl Saves {
             gauge!(name, "store" => store.to_owned()).set(value);
         }
     }
-}
-
-#[cfg(feature = "redis")]
-const CONNECTIONS: [(&str, &str); 2] = [
-    (
-        "tower_fixed_window_store_connections_total",
-        "Connections made to stores, including the first one of each",
-    ),
-    (
-        "tower_fixed_window_store_checks_total",
-        "Idle connections to stores that were checked before use",
-    ),
-];
-
-#[cfg(feature = "redis")]
-pub(super) fn store_connected() {
-    counter!(CONNECTIONS[0].0).increment(1);
-}
-
-#[cfg(feature = "redis")]
-pub(super) fn store_checked() {
-    counter!(CONNECTIONS[1].0).increment(1);
 }
 
 pub(super) fn call(more: f64) {

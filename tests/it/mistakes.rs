@@ -27,8 +27,9 @@ use tower_fixed_window::key::{MissingKey, PeerAddr, client_ip, extension, header
 use tower_fixed_window::store::{Remote, Store};
 use tower_fixed_window::{
     FixedWindowLayer, Grpc, Headers, Key, KeyExtractor, Limit, Limiter, Limits, Line, MemoryStore,
-    Plan, Quota, RateLimitEndpoint, RedisStore, TrueCost,
+    Plan, Quota, RateLimitEndpoint, TrueCost,
 };
+use tower_fixed_window_redis::RedisStore;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;

@@ -13,8 +13,9 @@ use tower_fixed_window::store::Scope;
 use tower_fixed_window::testing::ask;
 use tower_fixed_window::{
     FixedWindowLayer, Limit, Limits, ManualClock, MemoryStore, Quota, Quotas, RateLimitEndpoint,
-    RedisStore, Weekday,
+    Weekday,
 };
+use tower_fixed_window_redis::RedisStore;
 
 use crate::support::{Mood, TestStore};
 

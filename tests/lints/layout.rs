@@ -1,5 +1,5 @@
-//! What stands where in `src`: the length of files, the crates that folders name, and the names of
-//! types.
+//! What stands where in `src` and the companion's: the length of files, the crates that folders name,
+//! and the names of types.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const MAX_LINES: usize = 600;
 
 /// Crates that only these folders and files may name.
-const CRATES: [(&str, &[&str]); 12] = [
+const CRATES: [(&str, &[&str]); 10] = [
     ("axum", &["key", "middleware"]),
     ("foldhash", &["limits", "store/sharded"]),
     ("hmac_sha256", &["key", "store/account"]),
@@ -17,12 +17,13 @@ const CRATES: [(&str, &[&str]); 12] = [
     ("ipnet", &["key"]),
     ("jiff", &["quota"]),
     ("metrics", &["observe"]),
-    ("redis", &["store/redis"]),
-    ("rustls", &["store/redis"]),
     ("tokio", &["store", "sync"]),
     ("tower_layer", &["middleware", "testing"]),
     ("tracing", &["observe"]),
 ];
+
+/// The store in Redis, a crate of its own.
+const COMPANION: &str = "redis/src";
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -31,8 +32,12 @@ pub(crate) fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// All files of `src/`, by their paths without `.rs`.
+/// All files of the core, by their paths in `src` without `.rs`.
 pub(crate) fn sources() -> BTreeMap<String, String> {
+    sources_of("src")
+}
+
+fn sources_of(folder: &str) -> BTreeMap<String, String> {
     fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(dir).expect("a directory") {
             let path = entry.expect("readable").path();
@@ -43,7 +48,7 @@ pub(crate) fn sources() -> BTreeMap<String, String> {
             }
         }
     }
-    let src = Path::new(ROOT).join("src");
+    let src = Path::new(ROOT).join(folder);
     let mut found = Vec::new();
     walk(&src, &mut found);
     let name = |path: &PathBuf| {
@@ -66,11 +71,15 @@ pub(crate) fn code(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn files_are_short_and_folders_name_few_crates() {
     let mut faults = Vec::new();
-    for (file, text) in sources() {
-        let lines = code(&text).count();
-        if lines > MAX_LINES {
-            faults.push(format!("src/{file}.rs has {lines} lines of code"));
+    for folder in ["src", COMPANION] {
+        for (file, text) in sources_of(folder) {
+            let lines = code(&text).count();
+            if lines > MAX_LINES {
+                faults.push(format!("{folder}/{file}.rs has {lines} lines of code"));
+            }
         }
+    }
+    for (file, text) in sources() {
         for (name, folders) in CRATES {
             let is_path = |line: &str| {
                 line.match_indices(&format!("{name}::")).any(|(at, _)| {
@@ -78,55 +87,13 @@ fn files_are_short_and_folders_name_few_crates() {
                     before.is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != ':')
                 })
             };
-            // Parents of a folder of this name, as `store` is of `store/redis`.
-            let is_folder = text.contains(&format!("mod {name};"));
             let is_inside = folders.iter().any(|folder| Path::new(&file).starts_with(folder));
-            if !is_folder && !is_inside && code(&text).any(is_path) {
+            if !is_inside && code(&text).any(is_path) {
                 faults.push(format!("src/{file}.rs names {name}"));
             }
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-}
-
-/// Private modules of this crate that `store/redis` uses: locks, and the log and metrics.
-const PRIVATE_OF_REDIS: [&str; 2] = ["sync", "observe"];
-
-/// So that it can be a crate of its own, and others can write what it is.
-#[test]
-fn the_store_in_redis_uses_public_paths() {
-    let mut faults = Vec::new();
-    let sources = sources();
-    let (root, store) = (&sources["lib"], &sources["store"]);
-    let exports = |text: &str, name: &str| {
-        let public =
-            text.split(';').filter_map(|item| item.split_once("pub use ")).map(|(_, of)| of);
-        public.into_iter().any(|names| {
-            names.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name)
-        }) || text.contains(&format!("pub trait {name}"))
-    };
-    for (file, text) in sources.iter().filter(|(file, _)| file.starts_with("store/redis")) {
-        let code: String = code(text).flat_map(|line| [line, "\n"]).collect();
-        for path in code.split("crate::").skip(1) {
-            let (from, path) = match path.strip_prefix("store::") {
-                Some(path) if !path.starts_with("redis::") => (store, path),
-                Some(_) => continue,
-                None => (root, path),
-            };
-            let names = match path.strip_prefix('{') {
-                Some(names) => names.split('}').next().unwrap_or_default(),
-                None => path
-                    .split(|c: char| !c.is_alphanumeric() && c != '_')
-                    .next()
-                    .unwrap_or_default(),
-            };
-            let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
-            let private = names.filter(|name| !exports(from, name));
-            let private = private.filter(|name| !PRIVATE_OF_REDIS.contains(name));
-            faults.extend(private.map(|name| format!("src/{file}.rs uses {name}")));
-        }
-    }
-    assert!(faults.is_empty(), "not public: {}", faults.join(", "));
 }
 
 /// With all features off: the basics of Tower and HTTP, and three small others.
@@ -163,8 +130,7 @@ fn the_core_stands_on_tower_and_http_and_three_small_crates() {
     assert!(default.is_empty(), "a default feature brings what nobody asked for: {default:?}");
 }
 
-/// Types that are declared under the stores elsewhere, and the largest number of them.
-const STORES_ELSEWHERE: [&str; 2] = ["store/remote", "store/redis"];
+/// The most types on the way to Redis: in `store/remote`, and in the companion.
 const MAX_TYPES: usize = 40;
 
 /// The structs, enums and traits of a file, without those of its tests.
@@ -191,18 +157,23 @@ fn no_two_types_have_one_name_and_stores_elsewhere_have_few() {
     let text = "struct A<T>(T);\n    pub(in crate::b) enum B {\npub trait C: A {\n/// struct D\n";
     assert_eq!(types(text).collect::<Vec<_>>(), ["A", "B", "C"]);
 
-    let sources = sources();
-    let mut names = BTreeMap::<&str, Vec<&str>>::new();
-    for (file, text) in &sources {
-        types(text).for_each(|name| names.entry(name).or_default().push(file));
-    }
-    let is_elsewhere = |file: &&&str| STORES_ELSEWHERE.iter().any(|store| file.starts_with(store));
-    let many = names.values().flatten().filter(is_elsewhere).count();
+    let (core, companion) = (sources(), sources_of(COMPANION));
+    let of = |files: &BTreeMap<_, _>, folder| {
+        let inside = files.iter().filter(|(file, _): &(&String, _)| file.starts_with(folder));
+        inside.map(|(_, text): (_, &String)| types(text).count()).sum::<usize>()
+    };
+    let many = of(&core, "store/remote") + of(&companion, "");
     assert!(many > 20, "they were found");
     assert!(many <= MAX_TYPES, "{many} types, and not {MAX_TYPES}");
 
-    names.retain(|name, files| files.len() > 1 && !ALTERNATIVES.contains(name));
-    assert!(names.is_empty(), "names of two types: {names:#?}");
+    for sources in [core, companion] {
+        let mut names = BTreeMap::<&str, Vec<&str>>::new();
+        for (file, text) in &sources {
+            types(text).for_each(|name| names.entry(name).or_default().push(file));
+        }
+        names.retain(|name, files| files.len() > 1 && !ALTERNATIVES.contains(name));
+        assert!(names.is_empty(), "names of two types: {names:#?}");
+    }
 }
 
 /// Some proxies run only scripts whose commands and keys are literals. In the script for one
@@ -210,7 +181,7 @@ fn no_two_types_have_one_name_and_stores_elsewhere_have_few() {
 #[test]
 fn commands_and_keys_of_scripts_are_literals() {
     for file in ["window.lua", "many.lua"] {
-        let code = read(Path::new("src/store/redis/script").join(file));
+        let code = read(Path::new(COMPANION).join("script").join(file));
         let code = code.replace("redis.pcall", "redis.call");
         let calls: Vec<_> = code.split("redis.call").skip(1).collect();
         assert!(calls.len() > 2, "{file}");

@@ -50,7 +50,8 @@ fn options<'a>(sources: &'a str, of: &str) -> BTreeSet<&'a str> {
 
 #[test]
 fn the_guide_says_where_each_option_is() {
-    let sources = sources(&Path::new(ROOT).join("src"));
+    let sources: String =
+        ["src", "redis/src"].map(|folder| sources(&Path::new(ROOT).join(folder))).concat();
     let page = fs::read_to_string(Path::new(ROOT).join("docs/configuration.md")).expect("a page");
     let (_, table) = page.split_once("| on | options |").expect("a table");
     let limits = options(&sources, "Limit");
@@ -59,10 +60,6 @@ fn the_guide_says_where_each_option_is() {
         let named = line.split('|').nth(2).expect("a cell").split('`').skip(1).step_by(2);
         let named: BTreeSet<_> = named.collect();
         let mut there = options(&sources, of);
-        if of == "RedisStore" {
-            // An alias: it has those of a `Remote`, too.
-            there.extend(options(&sources, "Remote"));
-        }
         // For text, and of a limit.
         there.retain(|name| !name.starts_with("try_"));
         there.retain(|name| of == "Limit" || !limits.contains(name));

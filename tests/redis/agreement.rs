@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use redis::aio::MultiplexedConnection;
-use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, State, Store};
+use tower_fixed_window::store::{Account, Adjust, Charge, Scope, State, Store};
 use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window_redis::RedisStore;
 
 /// The arithmetic over counts that never expire.
 #[derive(Default)]

@@ -8,8 +8,9 @@ use fastrand::Rng;
 use futures_util::future::join_all;
 use harness::Server;
 use redis::cluster::ClusterClient;
-use tower_fixed_window::store::{OnStoreFailure, RedisStore, Store};
+use tower_fixed_window::store::{OnStoreFailure, Store};
 use tower_fixed_window::{Decision, Limit, Limits, Line, Quota, Quotas};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::{cluster, urls};
 use crate::gathered_calls::Crowd;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join;
 use harness::{ALONE, Fate, Proxy, Server, gateway};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 fn limiter(store: RedisStore) -> Limiter {
     Quota::per_day(1_000_000).from_first_request().name("attempts").store(store)

@@ -9,10 +9,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use harness::{ALONE, Server, ask};
-use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
+use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::{
     Decision, Key, Limit, Limiter, ManualClock, OnStoreFailure, Quota, Quotas,
 };
+use tower_fixed_window_redis::RedisStore;
 
 use crate::agreement::{Pair, Seen, Trace};
 use crate::conformance::connect;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use harness::{Fate, Server, contains, free_port, gateway};
 use redis::sentinel::{SentinelClient, SentinelServerType};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::cluster;
 

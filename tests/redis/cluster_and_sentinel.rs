@@ -6,8 +6,8 @@ use harness::{ALONE, Server, ask, free_port, wait_for};
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{Client, IntoConnectionInfo, TlsCertificates};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::outage::{By, Load, limiter};
 use crate::shared_count::{self, DURABLE};

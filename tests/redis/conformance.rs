@@ -8,8 +8,9 @@ use harness::Server;
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tower_fixed_window::ManualClock;
-use tower_fixed_window::store::{RedisStore, Store};
+use tower_fixed_window::store::Store;
 use tower_fixed_window_conformance::conformance;
+use tower_fixed_window_redis::RedisStore;
 
 use crate::gathered_calls::Crowd;
 use crate::traffic::scripts;

@@ -13,8 +13,8 @@ use redis::aio::ConnectionLike;
 use redis::cluster::{ClusterClient, NodeAddress};
 use redis::{Cmd, Pipeline, RedisFuture, Value};
 use tokio::time::timeout;
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::{cluster, urls};
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use harness::{ALONE, Fate, Proxy, Server, ask, gateway, wait_for};
 use tokio::task::JoinHandle;
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::silent_hosts::watched;
 

@@ -10,8 +10,9 @@ use fastrand::Rng;
 use harness::Server;
 use redis::aio::MultiplexedConnection;
 use redis::cmd;
-use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Scope, Store};
+use tower_fixed_window::store::{Account, Adjust, Charge, Scope, Store};
 use tower_fixed_window::{Decision, Key, ManualClock, Quota, Quotas, Usage};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::agreement::{Pair, Seen, Trace};
 use crate::conformance::connect;

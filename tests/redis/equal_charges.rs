@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use harness::Server;
-use tower_fixed_window::store::{Account, Charge, RedisStore, Scope, Store};
+use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::{Key, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::conformance::connect;
 use crate::differential::{around, quota_around};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use harness::{ALONE, Server, ask, wait_for};
 use redis::cluster::ClusterClient;
-use tower_fixed_window::store::RedisStore;
+use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::urls;
 use crate::outage::{By, Load, limiter};

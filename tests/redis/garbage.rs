@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use harness::{Fate, Proxy, Server, contains, gateway};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota, Quotas};
+use tower_fixed_window_redis::RedisStore;
 
 fn store(url: &str) -> RedisStore {
     let store = RedisStore::new(url).expect("an address").deadline(Duration::from_secs(20));

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use futures_util::future::join4;
 use harness::{ALONE, Server};
-use tower_fixed_window::store::{Account, Adjust, Charge, RedisStore, Reply, Scope, Store};
+use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas, StoreError,
 };
+use tower_fixed_window_redis::RedisStore;
 
 use crate::conformance::connect;
 use crate::differential::{around, quota_around};

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::{ALONE, Proxy, Server};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 const MS: Duration = Duration::from_millis(1);
 

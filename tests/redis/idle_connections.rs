@@ -13,8 +13,8 @@ use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult,
     ServerErrorKind, Value,
 };
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Decision, Limiter, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::tls::Certificate;
 

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use harness::Server;
-use tower_fixed_window::{KeptReceipt, Limiter, ManualClock, OnStoreFailure, Quota, RedisStore};
+use tower_fixed_window::{KeptReceipt, Limiter, ManualClock, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::conformance::connect;
 

@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 use harness::{ALONE, Proxy, Server};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 fn limiter(store: RedisStore) -> Limiter {
     Quota::per_day(1_000_000).from_first_request().name("distance").store(store)

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use harness::Server;
-use tower_fixed_window::store::{RedisStore, Store};
+use tower_fixed_window::store::Store;
 use tower_fixed_window::{OnStoreFailure, Quota, Quotas};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::conformance::connect;
 use crate::gathered_calls::Crowd;

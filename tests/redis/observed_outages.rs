@@ -12,8 +12,8 @@ use harness::{ALONE, Proxy, Server, free_port};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use redis::cluster::ClusterClient;
 use tokio::time::sleep;
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 use tracing::subscriber::DefaultGuard;
 
 use crate::cluster_and_sentinel::{cluster_with, urls, watched};

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use harness::{ALONE, Proxy, Server, ask, free_port, wait_for};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{FixedWindowLayer, Key, Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 const DEADLINE: Duration = Duration::from_millis(250);
 /// The delay that a noisy machine may add.

@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use harness::{Command, Fate, Server, contains, gateway};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::timeout;
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::outage::Log;
 

@@ -9,8 +9,8 @@ use axum::body::Body;
 use harness::{Proxy, Server};
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Decision, FixedWindowLayer, Key, Limit, Limits, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 const LIMIT: usize = 1_000;
 

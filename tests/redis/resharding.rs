@@ -7,7 +7,7 @@ use std::time::Duration;
 use harness::{ALONE, Server};
 use redis::cluster::ClusterClient;
 use tower_fixed_window::Limiter;
-use tower_fixed_window::store::RedisStore;
+use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::{cluster_with, urls};
 use crate::outage::limiter;

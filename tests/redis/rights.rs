@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use harness::{Server, wait_for};
 use redis::{Client, IntoConnectionInfo};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Limits, Line, OnStoreFailure, Quota, Quotas};
+use tower_fixed_window_redis::RedisStore;
 
 /// The rights that the guide says a user needs.
 fn documented() -> Vec<&'static str> {

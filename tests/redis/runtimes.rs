@@ -7,10 +7,10 @@ use std::time::Duration;
 use harness::{ALONE, Proxy, Server, wait_for};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{
     CostMeter, EmptyBody, FixedWindowLayer, Key, Limiter, OnStoreFailure, Quota, TrueCost,
 };
+use tower_fixed_window_redis::RedisStore;
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")

@@ -8,8 +8,8 @@ use http::header::{AUTHORIZATION, COOKIE};
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{header, key_fn};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, KeyExtractor, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::conformance::connect;
 

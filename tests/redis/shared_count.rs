@@ -13,8 +13,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use fastrand::Rng;
 use harness::{ALONE, Server, ask};
 use redis::cluster::ClusterClient;
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 const PROCESSES: usize = 3;
 /// Concurrent requests in each process, each on its own connection unless set otherwise.

@@ -10,8 +10,8 @@ use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClient, SentinelServerType};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::{cluster_with, urls};
 use crate::outage::{By, Load, Log, limiter};

@@ -8,11 +8,11 @@ use axum::routing::any;
 use harness::{Server, wait_for};
 use http::Request;
 use tower::{Layer, ServiceExt};
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{
     FixedWindow, FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, OnStoreFailure,
     Quota, Quotas,
 };
+use tower_fixed_window_redis::RedisStore;
 
 use crate::conformance::connect;
 

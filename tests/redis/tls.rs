@@ -15,8 +15,8 @@ use redis::{Client, ConnectionAddr, TlsCertificates, TlsMode};
 use rustls::CertificateError;
 use rustls::crypto::CryptoProvider;
 use tempfile::TempDir;
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 /// A certificate that nobody has signed, for this machine.
 pub(crate) struct Certificate {

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use harness::Server;
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{EmptyBody, FixedWindowLayer, Limiter, OnStoreFailure, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 /// Scripts that the server has run.
 pub(crate) fn scripts(server: &Server) -> u64 {

@@ -11,8 +11,8 @@ use harness::{ALONE, Proxy, Server, free_port};
 use redis::cluster::ClusterClient;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use tower_fixed_window::store::RedisStore;
 use tower_fixed_window::{Limiter, Quota};
+use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::{cluster_with, urls};
 use crate::silent_hosts::key_on;

@@ -1,6 +1,6 @@
 use super::*;
-use crate::store::Scope;
-use crate::{Key, Quota, Quotas};
+use tower_fixed_window::store::Scope;
+use tower_fixed_window::{Key, Quota, Quotas};
 
 /// Whatever a server answers is a decision or an error. The arithmetic is checked for overflows
 /// here.

@@ -19,8 +19,9 @@ use tokio::time::{Instant, advance, sleep, sleep_until, timeout, timeout_at};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, Limits, OnStoreFailure,
-    RateLimited, Receipt, RedisStore, StoreError,
+    RateLimited, Receipt, StoreError,
 };
+use tower_fixed_window_redis::RedisStore;
 use tower_layer::Layer;
 use tower_service::Service;
 

@@ -49,11 +49,11 @@ mod shards;
 mod upkeep;
 
 use origin::needs_replacement;
-#[cfg(feature = "redis-cluster")]
+#[cfg(feature = "cluster")]
 pub(super) use origin::{Connected, Servers};
 pub(super) use origin::{Handle, Origin, is_from_replica};
 use shards::Health;
-#[cfg(feature = "redis-cluster")]
+#[cfg(feature = "cluster")]
 pub(super) use shards::{Answering, Ranges, Shards, Slots, owner_of};
 use upkeep::{PAUSE, Status, Upkeep, probe_for};
 

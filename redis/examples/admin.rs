@@ -1,4 +1,4 @@
-//! `cargo run --example admin`
+//! `cargo run -p tower-fixed-window-redis --example admin`
 //!
 //! Routes for support, behind authentication: who is limited, on which routes, and who soon will
 //! be, the usage of a key, unblock it, give it more until tonight, give all more, or refuse nothing
@@ -8,7 +8,7 @@
 //! Each change ends by itself, and a restart forgets it: quotas for good belong in configuration
 //! (`config`, `reload`) or a database (`database_plans`).
 //!
-//! With the feature `redis` and the variable `REDIS_URL`, several nodes share their counts.
+//! With the variable `REDIS_URL`, several nodes share their counts.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -26,6 +26,7 @@ use tower_fixed_window::key::{extension, header, peer_ip};
 use tower_fixed_window::{
     FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, ParseQuotaError, Plan, Quota,
 };
+use tower_fixed_window_redis::RedisStore;
 
 /// Reads what a limit counts by, as support writes it, or says how to write it.
 type ReadKey = fn(&str) -> Result<Key, &'static str>;
@@ -99,14 +100,11 @@ impl Managed {
 
 /// Returns where limits count: in memory, or in a Redis that other nodes share.
 fn store() -> Result<impl Fn(Limit) -> Limiter, Box<dyn std::error::Error>> {
-    #[cfg(feature = "redis")]
     let redis = match std::env::var("REDIS_URL") {
         // A reset on one node is effective on the others within a second.
-        Ok(url) => Some(tower_fixed_window::RedisStore::new(url)?),
+        Ok(url) => Some(RedisStore::new(url)?),
         Err(_) => None,
     };
-    #[cfg(not(feature = "redis"))]
-    let redis = None::<tower_fixed_window::MemoryStore>;
     Ok(move |limit: Limit| match &redis {
         Some(store) => limit.store(store.clone()),
         None => Limiter::new(limit),

@@ -12,7 +12,7 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::Instant;
 
 use super::shards::{Answering, Shards};
-use crate::store::redis::script::rights;
+use crate::script::rights;
 use crate::sync;
 
 pub(crate) type Connected = (Box<dyn Handle>, Shards);
@@ -58,7 +58,7 @@ impl Origin {
         Self::new(None, Some(connect), false)
     }
 
-    #[cfg(feature = "redis-cluster")]
+    #[cfg(feature = "cluster")]
     pub(crate) fn sharded<F, R>(connect: F) -> Self
     where
         F: Fn(bool, Arc<Servers>) -> R + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! `cargo run --example ai_gateway`
+//! `cargo run -p tower-fixed-window-redis --example ai_gateway`
 //!
 //! A gateway for a language model. An organization has limits of requests and of tokens a minute,
 //! and each of its users a limit of cents a calendar month. A request passes only if all three
@@ -7,8 +7,7 @@
 //!
 //! `LIMITS` sets the limits. `PLANS` is a file with a line for each organization that has its own
 //! limits (`acme: requests=6000/minute tokens=unlimited cents=90000/month`); the gateway rereads
-//! the file when it changes. With `REDIS_URL` (and `--features redis`) all gateways share their
-//! counts.
+//! the file when it changes. With `REDIS_URL` all gateways share their counts.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -26,6 +25,7 @@ use axum::{Router, routing::post};
 use futures_util::stream;
 use tower_fixed_window::key::extension;
 use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limits, Plan, RateLimitEndpoint, TrueCost};
+use tower_fixed_window_redis::RedisStore;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -184,10 +184,7 @@ impl Book {
 fn counted(limits: Limits) -> Result<Limits, Error> {
     match env::var("REDIS_URL") {
         Err(_) => Ok(limits),
-        #[cfg(feature = "redis")]
-        Ok(url) => Ok(limits.store(tower_fixed_window::RedisStore::new(url)?)),
-        #[cfg(not(feature = "redis"))]
-        Ok(_) => Err("for REDIS_URL, run with --features redis".into()),
+        Ok(url) => Ok(limits.store(RedisStore::new(url)?)),
     }
 }
 

@@ -7,9 +7,9 @@ use redis::{Cmd, RedisWrite};
 use tokio::time::Instant;
 
 use super::ONE;
-use crate::store::{Account, Adjust, Calendar, Charge, Scope, Windows};
 use crate::sync;
-use crate::{Clock, Key, Quota, SystemClock};
+use tower_fixed_window::store::{Account, Adjust, Calendar, Charge, Scope, Windows};
+use tower_fixed_window::{Clock, Key, Quota, SystemClock};
 
 const FROM_FIRST_REQUEST: i64 = -1;
 const ON_A_CALENDAR: i64 = -2;
@@ -56,7 +56,7 @@ impl Commands {
     }
 
     fn begin_call(&self, account: &Account<'_>) -> Cmd {
-        let mut cmd = Cmd::with_capacity(7 + 7 * account.quotas().len(), 256);
+        let mut cmd = Cmd::with_capacity(7 + 7 * account.quotas().as_ref().len(), 256);
         cmd.arg("EVALSHA").arg(&ONE.hash).arg(1).arg(self.key(account.scope(), account.key()));
         cmd
     }
@@ -105,7 +105,7 @@ impl Commands {
             Some(now) => cmd.arg(now),
             None => cmd.arg(""),
         };
-        for (i, quota) in account.quotas().iter().enumerate() {
+        for (i, quota) in account.quotas().into_iter().enumerate() {
             let (limit, capacity) = (quota.limit(), quota.capacity());
             let debt = if reserve { quota.max_reserved() } else { 0 };
             let mut until = until.get(i).copied().unwrap_or(0);

@@ -234,5 +234,5 @@ fn slot_of(key: &[u8]) -> u16 {
 }
 
 #[cfg(test)]
-#[path = "../../../../tests/unit/shards.rs"]
+#[path = "../../../tests/unit/shards.rs"]
 mod tests;

@@ -1,6 +1,6 @@
 //! Opens connections of the client library, with this crate's settings: [`open`].
 
-#[cfg(feature = "redis-tls")]
+#[cfg(feature = "tls")]
 use std::io;
 use std::iter;
 use std::net::SocketAddr;
@@ -13,12 +13,12 @@ use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisError, RedisFuture, RedisResult,
     Value, cmd,
 };
-#[cfg(feature = "redis-tls")]
+#[cfg(feature = "tls")]
 use rustls::crypto::{CryptoProvider, ring};
-#[cfg(feature = "redis-tls")]
+#[cfg(feature = "tls")]
 use rustls::{CertificateError, Error};
 use tokio::net::{TcpStream, lookup_host};
-#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
+#[cfg(any(feature = "cluster", feature = "sentinel"))]
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -136,7 +136,7 @@ pub(crate) fn with_keepalive(client: &Client) -> RedisResult<Client> {
 
 /// All begin at once, as some may be silent. If none succeeds, returns the last error, or `none` if
 /// there are none.
-#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
+#[cfg(any(feature = "cluster", feature = "sentinel"))]
 pub(crate) async fn first_success<T: Send + 'static>(
     asked: impl IntoIterator<Item = impl Future<Output = RedisResult<T>> + Send + 'static>,
     none: RedisError,
@@ -156,14 +156,14 @@ pub(crate) async fn first_success<T: Send + 'static>(
 /// Unless the app has chosen rustls' cryptography: without a choice, rustls panics if the app's
 /// dependencies bring several.
 pub(crate) fn install_tls_provider() {
-    #[cfg(feature = "redis-tls")]
+    #[cfg(feature = "tls")]
     if CryptoProvider::get_default().is_none() {
         // Another thread may have been faster.
         let _ = ring::default_provider().install_default();
     }
 }
 
-#[cfg(feature = "redis-tls")]
+#[cfg(feature = "tls")]
 pub(crate) fn describe_tls_refusal(error: &io::Error) -> Option<&'static str> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     let Error::InvalidCertificate(error) = error else { return Some("the TLS handshake failed") };

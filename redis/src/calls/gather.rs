@@ -20,8 +20,8 @@ use super::super::link::Link;
 use super::super::script::{self, Answer};
 use super::call::{Split, call_server};
 use super::failure::{late_error, runtime_ended_error, unsent_error};
-use crate::StoreError;
 use crate::sync::{self, AtEnd};
+use tower_fixed_window::StoreError;
 
 /// Yields of a sender before it sends. tokio returns to it after some sixty tasks, and callers that
 /// were just answered should have the chance to ask again.
@@ -247,5 +247,5 @@ impl QueuedQuestion {
 }
 
 #[cfg(test)]
-#[path = "../../../../tests/unit/gather.rs"]
+#[path = "../../../tests/unit/gather.rs"]
 mod tests;

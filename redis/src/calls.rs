@@ -23,9 +23,9 @@ use tokio::time::Instant;
 use super::connect::NEVER;
 use super::link::{Link, Origin};
 use super::script::{Answer, Commands, instant};
-use crate::store::{Adjust, Charge, Reply, Scope};
 use crate::sync::{self, AtEnd};
-use crate::{Clock, Decision, Key, Store, StoreError, SystemClock};
+use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
+use tower_fixed_window::{Clock, Decision, Key, Store, StoreError, SystemClock};
 
 mod call;
 mod failure;

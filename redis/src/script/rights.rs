@@ -50,7 +50,7 @@ pub(crate) fn calls_with(keys: &[&str]) -> [Cmd; 2] {
 pub(crate) fn check_permitted(answer: RedisResult<Value>) -> RedisResult<()> {
     let error = match answer {
         Ok(Value::Int(0)) => {
-            observe::doubt(&UNCHECKED);
+            observe::doubt(UNCHECKED);
             return Ok(());
         }
         Ok(_) => return Ok(()),

@@ -1,10 +1,10 @@
-//! `cargo run --features redis --example redis`
+//! `cargo run -p tower-fixed-window-redis --example redis`
 //!
 //! Several nodes share one count in Redis. Start the example twice, and send requests to both:
 //!
 //! ```sh
-//! ADDR=127.0.0.1:3001 cargo run --features redis --example redis
-//! ADDR=127.0.0.1:3002 cargo run --features redis --example redis
+//! ADDR=127.0.0.1:3001 cargo run -p tower-fixed-window-redis --example redis
+//! ADDR=127.0.0.1:3002 cargo run -p tower-fixed-window-redis --example redis
 //! ```
 //!
 //! `REDIS_URL` is the address of Redis, which may start later or fail. `LIMIT` is a quota such as
@@ -14,7 +14,8 @@ use std::net::SocketAddr;
 
 use axum::{Router, routing::get};
 use tower_fixed_window::key::{KeyExtractor, header, peer_ip};
-use tower_fixed_window::{FixedWindowLayer, Quotas, RedisStore};
+use tower_fixed_window::{FixedWindowLayer, Quotas};
+use tower_fixed_window_redis::RedisStore;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

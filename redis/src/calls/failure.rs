@@ -8,11 +8,11 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::Instant;
 
-#[cfg(feature = "redis-tls")]
+#[cfg(feature = "tls")]
 use super::super::connect::describe_tls_refusal;
 use super::super::connect::{FULL, SILENT};
 use super::super::script::rights::missing_command;
-use crate::StoreError;
+use tower_fixed_window::StoreError;
 
 /// Timers are not so late on a busy machine.
 const STALL: Duration = Duration::from_millis(50);
@@ -25,7 +25,7 @@ const REFUSED: &str = "Redis refused the command";
 const FORBIDDEN: &str = "Redis does not permit this user the key";
 const OTHER_VALUE: &str = "Redis has another value for this key";
 const UNEXPECTED: &str = "Redis returned an unexpected answer";
-const NO_TLS: &str = "rediss:// needs the feature redis-tls";
+const NO_TLS: &str = "rediss:// needs the feature tls";
 /// On all systems with sockets like those of Unix.
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
@@ -119,7 +119,7 @@ fn describe_io(error: &RedisError) -> Option<String> {
         Some(inner) => inner.downcast_ref::<io::Error>()?,
         None => source.downcast_ref::<io::Error>()?,
     };
-    #[cfg(feature = "redis-tls")]
+    #[cfg(feature = "tls")]
     if let Some(what) = describe_tls_refusal(io) {
         return Some(what.to_owned());
     }

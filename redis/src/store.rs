@@ -7,30 +7,28 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
-#[cfg(feature = "redis-cluster")]
+#[cfg(feature = "cluster")]
 use redis::cluster_async::{ClusterConnection, Connect};
 use redis::{Client, IntoConnectionInfo, RedisResult};
 
 #[cfg(feature = "testing")]
-use crate::Clock;
-use crate::store::{Account, Adjust, Charge, Remote, Reply, Scope};
-use crate::{Decision, Key, MemoryStore, OnStoreFailure, Quota, Quotas, Store, StoreError};
+use tower_fixed_window::Clock;
+use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope};
+use tower_fixed_window::{
+    Decision, Key, MemoryStore, OnStoreFailure, Quota, Quotas, Store, StoreError,
+};
 
-mod calls;
-#[cfg(feature = "redis-cluster")]
-mod cluster;
-mod connect;
-mod link;
-mod script;
+use crate::calls::{Calls, address_error};
+#[cfg(feature = "cluster")]
+use crate::cluster;
+#[cfg(feature = "sentinel")]
+use crate::connect::first_success;
+use crate::connect::{install_tls_provider, open, server_name, with_keepalive};
+use crate::link::Origin;
+use crate::observe::Meters;
+use crate::script::Commands;
 
-use calls::{Calls, address_error};
-#[cfg(feature = "redis-sentinel")]
-use connect::first_success;
-use connect::{install_tls_provider, open, server_name, with_keepalive};
-use link::Origin;
-use script::Commands;
-
-#[cfg(feature = "redis-sentinel")]
+#[cfg(feature = "sentinel")]
 const NO_SENTINEL: (redis::ErrorKind, &str) =
     (redis::ErrorKind::EmptySentinelList, "there is no Sentinel");
 
@@ -43,7 +41,8 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 ///
 /// ```no_run
 /// use std::time::Duration;
-/// use tower_fixed_window::{FixedWindowLayer, Quota, RedisStore};
+/// use tower_fixed_window::{FixedWindowLayer, Quota};
+/// use tower_fixed_window_redis::RedisStore;
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
 /// let store = RedisStore::new("redis://127.0.0.1/")?
@@ -58,21 +57,21 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// In a tokio runtime, the store connects when it is created, else with the first call; Redis does
 /// not have to be up. Calls end by the [`deadline`](Self::deadline), 250 ms by default, and while
 /// Redis is down, the policy decides ([`on_failure`](Self::on_failure)). A call whose outcome is
-/// unknown is not sent again. [The guide](crate::guide::many_nodes#when-redis-is-down) has the
+/// unknown is not sent again. [The guide](https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/many_nodes/#when-redis-is-down) has the
 /// rest.
 ///
 /// # What is in Redis
 ///
 /// There is one hash for each scope and key, such as `tfw1:{login:talice}`: the version of the
 /// layout, and in braces (one slot of a cluster) the name and
-/// [`Key::readable`](crate::Key::readable). A field for each quota is named by its windows
-/// ([`Quota::counter`](crate::Quota::counter)) and holds the window's start in microseconds, plus
-/// the tokens used in it: [an example](crate::guide::many_nodes#inspecting-counters).
+/// [`Key::readable`](tower_fixed_window::Key::readable). A field for each quota is named by its windows
+/// ([`Quota::counter`](tower_fixed_window::Quota::counter)) and holds the window's start in microseconds, plus
+/// the tokens used in it: [an example](https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/many_nodes/#inspecting-counters).
 ///
 /// Counts that don't fit this number are text, `used@start`, with the start in milliseconds: 1,000
 /// tokens or more for each millisecond of the window, counts that take n windows to return
 /// (followed by `*n`: debt, rollover), counts below 0 (rollover), and those of
-/// [`from_first_request`](crate::Quota::from_first_request). Counts on a calendar are always text,
+/// [`from_first_request`](tower_fixed_window::Quota::from_first_request). Counts on a calendar are always text,
 /// with the end of the window, whose length the script does not know, and its number:
 ///
 /// ```text
@@ -87,6 +86,7 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 pub struct RedisStore {
     remote: Remote,
     calls: Calls,
+    meters: Arc<Meters>,
     remember: Duration,
     on_failure: OnStoreFailure,
     nodes: u32,
@@ -94,7 +94,7 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// Creates a store for the server at an address such as `redis://user:password@host:6379/0`,
-    /// `rediss://` for TLS (feature `redis-tls`), or `unix:///run/redis.sock`.
+    /// `rediss://` for TLS (feature `tls`), or `unix:///run/redis.sock`.
     ///
     /// # Errors
     /// If the address is not valid. A server that does not answer is not an error.
@@ -130,7 +130,7 @@ impl RedisStore {
     /// earlier call is in flight. It has 1.5 s, and after calls that took longer up to 5 s.
     ///
     /// ```no_run
-    /// # use tower_fixed_window::store::RedisStore;
+    /// # use tower_fixed_window_redis::RedisStore;
     /// # async fn address() -> String { String::new() }
     /// let store = RedisStore::connecting(|| async {
     ///     let client = redis::Client::open(address().await)?; // from your service discovery
@@ -156,7 +156,7 @@ impl RedisStore {
     ///
     /// # Errors
     /// If an address is not valid. Servers that do not answer are not an error.
-    #[cfg(feature = "redis-cluster")]
+    #[cfg(feature = "cluster")]
     pub fn cluster(nodes: redis::cluster::ClusterClientBuilder) -> Result<Self, StoreError> {
         let wrong =
             |error| address_error("no address of a cluster: write redis://host:6379/", error);
@@ -173,7 +173,7 @@ impl RedisStore {
     ///
     /// ```
     /// use redis::sentinel::{SentinelClient, SentinelServerType};
-    /// use tower_fixed_window::store::RedisStore;
+    /// use tower_fixed_window_redis::RedisStore;
     ///
     /// # fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let sentinels = ["redis://10.0.0.1:26379/", "redis://10.0.0.2:26379/"];
@@ -185,7 +185,7 @@ impl RedisStore {
     ///
     /// # Errors
     /// If `client` fails for an address.
-    #[cfg(feature = "redis-sentinel")]
+    #[cfg(feature = "sentinel")]
     pub fn sentinel<A, F>(
         sentinels: impl IntoIterator<Item = A>,
         client: F,
@@ -239,7 +239,7 @@ impl RedisStore {
         })
     }
 
-    #[cfg(feature = "redis-cluster")]
+    #[cfg(feature = "cluster")]
     fn from_cluster<F, R, C>(open: F) -> Self
     where
         F: Fn(Option<Duration>, Duration) -> R + Send + Sync + 'static,
@@ -258,7 +258,7 @@ impl RedisStore {
     fn from_calls(calls: Calls) -> Self {
         let (remember, on_failure) = (Duration::from_secs(1), OnStoreFailure::default());
         let remote = Remote::around(calls.clone());
-        Self { remote, calls, remember, on_failure, nodes: 1 }
+        Self { remote, calls, meters: Arc::default(), remember, on_failure, nodes: 1 }
     }
 
     /// With what is known and counted here anew.
@@ -356,6 +356,7 @@ impl RedisStore {
 
 impl Store for RedisStore {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.meters.register();
         self.remote.charge(charge)
     }
 
@@ -428,13 +429,13 @@ where
     }
 }
 
-#[cfg(all(test, not(feature = "redis-tls")))]
+#[cfg(all(test, not(feature = "tls")))]
 mod tests {
     use super::*;
 
     #[test]
     fn an_address_with_tls_names_the_feature_that_it_needs() {
         let error = RedisStore::new("rediss://localhost/").expect_err("the feature is off");
-        assert_eq!(error.to_string(), "rediss:// needs the feature redis-tls");
+        assert_eq!(error.to_string(), "rediss:// needs the feature tls");
     }
 }

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value, cmd};
 
-use crate::Decision;
-use crate::store::{Account, Charge, State, Windows};
+use tower_fixed_window::Decision;
+use tower_fixed_window::store::{Account, Charge, State, Windows};
 
 mod command;
 mod merged;
@@ -147,7 +147,7 @@ impl Answer {
             Self::Group(answers) => answers,
             of_line => slice::from_ref(of_line),
         };
-        if answers.len() != charge.len() {
+        if answers.len() != charge.lines().len() {
             return None;
         }
         let seen = charge.lines().zip(answers).map(|(line, of)| of.seen(line, now));
@@ -238,5 +238,5 @@ fn plain_state(account: Account<'_>, now: i64, used: i64, taken: i64) -> Option<
 }
 
 #[cfg(test)]
-#[path = "../../../tests/unit/script.rs"]
+#[path = "../../tests/unit/script.rs"]
 mod tests;
