@@ -395,7 +395,7 @@ impl Caller {
             scope.observe().store_failed();
         }
         match &answer {
-            Err(error) if error.is_unsent() => {}
+            Err(error) if error.is_unsent() => breaker.note_unsent(domain),
             Err(error) if !error.is_of_key() && !error.is_apart() => {
                 // A missed deadline says nothing about those who wait longer.
                 let missed = self.deadline.filter(|deadline| took >= *deadline);
@@ -403,9 +403,6 @@ impl Caller {
                 breaker.note_failure(domain, missed.unwrap_or(Duration::MAX), began);
             }
             _ => breaker.note_answer(domain),
-        }
-        if answer.is_err() && store.is_cut_off(scope, key) {
-            breaker.note_cut_off(domain);
         }
         drop(in_flight);
         match &answer {

@@ -45,10 +45,10 @@ impl Failures {
             && self.most_patient.iter().all(|(waited, _)| *waited >= patience)
     }
 
-    /// Not again if such a failure became known after the call had begun.
+    /// Not again if such a failure became known when the call had begun.
     fn add(&mut self, patience: Duration, began: Option<Instant>) {
         let is_known = |&(waited, known_at): &(Duration, Instant)| {
-            waited >= patience && began.is_some_and(|began| known_at > began)
+            waited >= patience && began.is_some_and(|began| known_at >= began)
         };
         if self.most_patient.iter().any(is_known) {
             return;
@@ -62,8 +62,9 @@ impl Failures {
 
 impl Breaker {
     /// The call ends when the guard is dropped. While the breaker is open, or nothing can be sent,
-    /// one call may be made in each pause, and one at a time; there is no guard for others. It is
-    /// given up after its deadline.
+    /// one call at a time may be made, and none in the pause after a failure; there is no guard for
+    /// others. It is given up after its deadline. A caller who leaves earlier has learned nothing,
+    /// so the next one makes a call at once.
     pub(super) fn begin_call(
         self: &Arc<Self>,
         domain: u64,
@@ -83,7 +84,6 @@ impl Breaker {
                     return false;
                 }
                 let number = self.probes.fetch_add(1, Ordering::Relaxed);
-                failures.pause();
                 // A call whose end is too far away to be an instant counts as given up.
                 let until = now.checked_add(deadline.unwrap_or(PAUSE));
                 failures.probe = until.map(|until| (number, until));
@@ -110,7 +110,7 @@ impl Breaker {
     }
 
     /// The first of those that find it so begins the pause.
-    pub(super) fn note_cut_off(&self, domain: u64) {
+    pub(super) fn note_unsent(&self, domain: u64) {
         self.change(domain, |failures| {
             if failures.next.is_none_or(|next| next <= Instant::now()) {
                 failures.pause();
@@ -128,7 +128,9 @@ impl Breaker {
         let mut domains = sync::lock(&self.domains);
         let changed = change(domains.entry(domain).or_default());
         let now = Instant::now();
-        domains.retain(|_, failures| failures.next.is_some_and(|next| now < next + FORGOTTEN));
+        domains.retain(|_, failures| {
+            failures.probe.is_some() || failures.next.is_some_and(|next| now < next + FORGOTTEN)
+        });
         self.failing.store(domains.len(), Ordering::Relaxed);
         changed
     }
