@@ -285,6 +285,15 @@ impl Connection {
         }
     }
 
+    /// The shard fails. Slots may have left it: a redirection that was followed is not noted.
+    pub(super) fn check_slots(&self) {
+        let origin = &self.link.upkeep.origin;
+        let health = self.link.current_health(self.made, &self.health);
+        if origin.sharded && health.check_ends.load(Relaxed) <= origin.now() {
+            self.link.start_check(&health, Some(self.at));
+        }
+    }
+
     pub(super) fn keeps_scripts(&self) -> bool {
         self.health.keeps_scripts()
     }

@@ -141,3 +141,25 @@ async fn a_node_that_fails_after_slots_left_it_fails_no_keys_of_theirs() {
     assert!(stays[1] > 0, "its node is frozen: {stays:?}");
     assert_eq!(moves[1], 0, "of {moves:?}");
 }
+
+/// Redirections are followed, and nothing is known of the slots until the node fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_refuses_calls_after_slots_left_it_fails_no_keys_of_theirs() {
+    let _alone = ALONE.lock().await;
+    let Some(nodes) = cluster_with(&["--cluster-require-full-coverage", "no"]) else { return };
+    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
+    let limiter = limiter(store, 1_000_000_000);
+    let [stays, moves] = keys_on(&nodes[0]);
+    while ask(&limiter, &[stays, moves], Duration::from_millis(200))
+        .await
+        .iter()
+        .any(|[_, local]| *local > 0)
+    {}
+    move_slot(&nodes, moves, &nodes[0], &nodes[2]);
+    let _ = ask(&limiter, &[stays, moves], Duration::from_millis(500)).await;
+    nodes[0].ask::<String>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let stays = ask(&limiter, &[stays], Duration::from_millis(300)).await;
+    assert!(stays[0][1] > 5, "its node has no memory: {stays:?}");
+    let moves = ask(&limiter, &[moves], Duration::from_millis(200)).await;
+    assert_eq!(moves[0][1], 0, "of {moves:?}");
+}

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::super::link::{Connection, Link, is_from_replica};
 use super::super::script::rights::{self, missing_command};
 use super::super::script::{Answer, MANY, MergedCall, ONE, is_script};
-use super::failure::{is_of_forbidden_key, late_error, store_error, unsent_error};
+use super::failure::{is_of_forbidden_key, is_of_key, late_error, store_error, unsent_error};
 use super::gather::QueuedQuestion;
 
 const MISSING_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
@@ -58,6 +58,9 @@ pub(crate) async fn call_server(
             }
             if batch.len() > 1 && is_of_forbidden_key(&error) {
                 return Err(Split::Key(batch));
+            }
+            if !is_of_key(&error) {
+                over.check_slots();
             }
             store_error(error)
         }

@@ -54,9 +54,13 @@ pub(crate) fn runtime_ended_error() -> StoreError {
     StoreError::new("the runtime of the call to Redis has ended")
 }
 
+pub(super) fn is_of_key(error: &RedisError) -> bool {
+    [OTHER_VALUE, FORBIDDEN].contains(&cause(error).0)
+}
+
 pub(crate) fn store_error(error: RedisError) -> StoreError {
+    let is_of_key = is_of_key(&error);
     let (what, more) = cause(&error);
-    let is_of_key = [OTHER_VALUE, FORBIDDEN].contains(&what);
     let failed = match more {
         Some(more) => StoreError::with_source(format!("{what} ({more})"), error),
         None => StoreError::with_source(what, error),
