@@ -70,7 +70,8 @@ struct Rare {
     others: Vec<RequestLine>,
     /// Limits in shadow mode beside these.
     aside: Vec<(RequestLine, AsideCharge)>,
-    waiting: Option<InQueue>,
+    /// Boxed, since it is taken for each look.
+    waiting: Option<Box<InQueue>>,
 }
 
 pub(crate) enum Next {
@@ -680,7 +681,8 @@ impl<J> Drop for LimitedRequest<J> {
             self.give_back();
         }
         if let Some(rare) = &mut self.rare
-            && let Some(InQueue { place, asked: Some(mut asked) }) = rare.waiting.take()
+            && let Some(waiting) = rare.waiting.take()
+            && let InQueue { place, asked: Some(mut asked) } = *waiting
         {
             // The next one would be refused by its tokens before they are back.
             asked.abandon(place);

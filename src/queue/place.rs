@@ -36,11 +36,12 @@ impl Place {
         is_ready: bool,
         cx: Option<&mut Context<'_>>,
     ) -> Turn {
+        let (waker, has_changed) = (cx.as_ref().map(|cx| cx.waker()), changed.is_some());
         if let Some(terms) = changed {
             self.claim.terms = terms;
         }
-        let can_wait = cx.is_none() || self.alarm().is_some();
-        let look = Look { waker: cx.as_ref().map(|cx| cx.waker()), is_ready, can_wait };
+        let can_wait = waker.is_none() || self.alarm().is_some();
+        let look = Look { waker, is_ready, can_wait, has_changed };
         let Self { queue, claim, number, sent, .. } = self;
         let (turn, until) = self.of_key.visit(queue, |waiting, visit| {
             *sent = visit.now;

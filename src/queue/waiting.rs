@@ -24,16 +24,17 @@ const LONGEST_PAUSE: u32 = 16;
 /// Charges of a key in flight. The answers to more of them would come too late.
 const MAX_CHARGES: usize = 64;
 /// Requests further behind check no later that those before them are polled.
-const RANKS: usize = 64;
+const RANKS: u32 = 64;
 /// The longest delay of a charge in favor of other nodes.
 const MOST_COURTESY: Duration = Duration::from_millis(50);
 
 /// Requests have numbers in order of arrival. One that was not polled in its turn is in neither map
 /// until it is polled, and so is one that is about to be refused.
 pub(super) struct Waiting {
-    requests: BTreeMap<u64, Request>,
+    /// Boxed, so that the maps move pointers.
+    requests: BTreeMap<u64, Box<Request>>,
     /// Their charges are in flight.
-    asking: BTreeMap<u64, Request>,
+    asking: BTreeMap<u64, Box<Request>>,
     arrivals: u64,
     pub(super) sums: Sums,
     /// Some requests were not told to wait, by an answer that had room or for lack of one.
@@ -86,6 +87,8 @@ pub(super) struct Look<'a> {
     pub(super) is_ready: bool,
     /// There are timers.
     pub(super) can_wait: bool,
+    /// The request's quotas are others than at its last look.
+    pub(super) has_changed: bool,
 }
 
 /// The effects of a visit follow when the lock is released.
@@ -175,6 +178,15 @@ impl LastAnswer {
 }
 
 impl Request {
+    fn wait(&mut self, until: Instant, look: &Look<'_>, visit: &mut Visit<'_>) {
+        self.next_poll = until;
+        if let Some(waker) = look.waker
+            && !self.waker.as_ref().is_some_and(|there| there.will_wake(waker))
+        {
+            visit.old_waker = self.waker.replace(waker.clone());
+        }
+    }
+
     fn wake(&mut self, visit: &mut Visit<'_>) {
         self.next_poll = self.next_poll.min(visit.now);
         visit.wakers.extend(self.waker.take());
@@ -221,24 +233,28 @@ impl Waiting {
         visit: &mut Visit<'_>,
     ) -> (Turn, Instant) {
         let now = visit.now;
+        let is_new = number.is_none();
         let me = *number.get_or_insert_with(|| {
             self.arrivals += 1;
             self.arrivals
         });
-        // If it is polled late itself, the runtime is slow.
-        let is_late = self.requests.get(&me).is_some_and(|of| of.next_poll + SIGN_OF_LIFE < now);
-        match self.requests.values_mut().next() {
-            Some(first) if is_late => first.next_poll = now,
-            _ => self.pass_unpolled(me, visit),
+        if look.has_changed
+            && let Some(request) = self.requests.get_mut(&me)
+        {
+            request.terms = Arc::clone(&claim.terms);
         }
-        if !self.requests.contains_key(&me) {
-            self.enter(me, claim, visit);
-        }
+        self.pass_unpolled(me, visit);
         // A request that has just come may ask in any case.
         if look.waker.is_some() && visit.queue.is_closed() {
             return (Turn::Closed, now);
         }
-        let (mut turn, until) = self.turn(me, claim, visit);
+        // A search of the map takes longer, the more wait: one that waits already is found once.
+        let mut found = if is_new { None } else { self.turn(me, claim, look, visit) };
+        if found.is_none() {
+            self.enter(me, claim, visit);
+            found = self.turn(me, claim, look, visit);
+        }
+        let (mut turn, until) = found.unwrap_or_else(|| (self.refusal(me, claim, now), now));
         if matches!(turn, Turn::Wait) && !look.can_wait {
             visit.cannot_wait = true;
             turn = if self.answer.is_some() { self.refusal(me, claim, now) } else { Turn::Ask };
@@ -254,13 +270,11 @@ impl Waiting {
                 self.wake_next(visit);
             }
             Turn::Ask | Turn::Wait => {
-                if let Some(request) = self.requests.get_mut(&me) {
-                    request.next_poll = until;
-                    if let Some(waker) = look.waker
-                        && !request.waker.as_ref().is_some_and(|there| there.will_wake(waker))
-                    {
-                        visit.old_waker = request.waker.replace(waker.clone());
-                    }
+                // The others wait behind it, until then.
+                if let Some(mut first) = self.requests.first_entry()
+                    && *first.key() == me
+                {
+                    first.get_mut().wait(until, look, visit);
                 }
             }
             _ => {}
@@ -270,7 +284,19 @@ impl Waiting {
 
     /// The requests enter again when they are polled.
     fn pass_unpolled(&mut self, me: u64, visit: &mut Visit<'_>) {
-        let Some(by) = visit.now.checked_sub(PATIENCE) else { return };
+        let now = visit.now;
+        let next_poll = self.requests.first_key_value().map(|(_, first)| first.next_poll);
+        let Some(by) = now.checked_sub(PATIENCE) else { return };
+        if self.asking.is_empty() && next_poll.is_none_or(|next_poll| next_poll > now) {
+            return;
+        }
+        // If it is polled late itself, the runtime is slow.
+        let is_late = self.requests.get(&me).is_some_and(|of| of.next_poll + SIGN_OF_LIFE < now);
+        if let Some(mut first) = self.requests.first_entry().filter(|_| is_late) {
+            let first = first.get_mut();
+            first.next_poll = first.next_poll.max(now);
+            return;
+        }
         let mut passed = false;
         while let Some(first) = self.requests.first_entry()
             && *first.key() != me
@@ -319,50 +345,58 @@ impl Waiting {
         };
         self.sums.add(&request);
         self.has_unjudged |= !has_to_wait;
-        self.requests.insert(me, request);
+        self.requests.insert(me, Box::new(request));
         self.lose_last(visit);
     }
 
-    fn turn(&mut self, me: u64, claim: &Claim, visit: &mut Visit<'_>) -> (Turn, Instant) {
-        let now = visit.now;
-        let Some(request) = self.requests.get_mut(&me) else {
-            return (self.refusal(me, claim, now), now);
-        };
-        if !Arc::ptr_eq(&request.terms, &claim.terms) {
-            request.terms = Arc::clone(&claim.terms);
-        }
-        let deadline = request.deadline;
+    /// `None`: the request is not among those that wait.
+    fn turn(
+        &mut self,
+        me: u64,
+        claim: &Claim,
+        look: &Look<'_>,
+        visit: &mut Visit<'_>,
+    ) -> Option<(Turn, Instant)> {
+        let (now, deadline) = (visit.now, claim.deadline(visit.queue));
+        let is_first_due = now < deadline || self.is_first_due_by(deadline);
+        let first_poll = self.requests.first_key_value()?.1.next_poll;
+        let mut up_to = self.requests.range_mut(..=me);
+        let (_, request) = up_to.next_back().filter(|(number, _)| **number == me)?;
         // Requests before it that are due with it go first.
         let last = if now < deadline { deadline } else { deadline + PATIENCE };
-        if now >= deadline && (now >= last || !self.is_first_due_by(deadline)) {
-            return (self.refusal(me, claim, now), now);
+        if now >= last || !is_first_due {
+            return Some((self.refusal(me, claim, now), now));
         }
-        let rank = self.requests.range(..me).take(RANKS).count() as u32;
-        if rank > 0 {
-            let first = self.requests.first_key_value().map_or(now, |(_, first)| first.next_poll);
-            return (Turn::Wait, (first + PATIENCE * rank).min(last));
+        if let Some((_, before)) = up_to.next_back() {
+            // One before it that is not polled is not waited for, as long as the first one is.
+            let before = before.next_poll.clamp(first_poll, first_poll + PATIENCE * (RANKS - 1));
+            let until = (before + PATIENCE).min(last).max(now + TICK);
+            if look.can_wait {
+                request.wait(until, look, visit);
+            }
+            return Some((Turn::Wait, until));
         }
         let soon = now + SIGN_OF_LIFE;
-        let until = match self.due(&self.requests[&me], visit) {
+        let until = match self.due(claim, visit) {
             Some(due) if due <= now && self.asking.len() < MAX_CHARGES => {
-                return (Turn::Ask, soon.min(last));
+                return Some((Turn::Ask, soon.min(last)));
             }
             Some(due) if due <= now => soon,
             due => {
                 self.judge(visit);
                 if !self.requests.contains_key(&me) {
-                    return (self.refusal(me, claim, now), now);
+                    return Some((self.refusal(me, claim, now), now));
                 }
                 let due = due.unwrap_or(last);
                 // Requests in flight may not be polled any more.
                 if self.asking.is_empty() { due } else { due.min(soon) }
             }
         };
-        (Turn::Wait, until.min(last))
+        Some((Turn::Wait, until.min(last)))
     }
 
     /// By the tokens in flight with the head's own. `None`: never.
-    fn due(&self, head: &Request, visit: &Visit<'_>) -> Option<Instant> {
+    fn due(&self, head: &Claim, visit: &Visit<'_>) -> Option<Instant> {
         let Visit { queue, now, .. } = *visit;
         let tokens = self.in_flight_and(&head.cost);
         let Some(answer) = self.answer.as_ref().filter(|answer| answer.is_of(&head.terms)) else {

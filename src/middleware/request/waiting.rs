@@ -27,7 +27,7 @@ impl<J> LimitedRequest<J> {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
         let arrived = arrived.unwrap_or_else(Instant::now);
         let place = Place::new(queue, self.claim(arrived));
-        self.rare().waiting = Some(InQueue { place, asked: None });
+        self.rare().waiting = Some(Box::new(InQueue { place, asked: None }));
         match self.poll_queue(parts, true, None) {
             Poll::Ready(next) => next,
             Poll::Pending => Next::Wait,
