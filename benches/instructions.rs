@@ -199,7 +199,8 @@ fn calendar(times: u64) {
 }
 
 fn decide(quotas: impl Into<Limit>, times: u64) {
-    let limiter = Limiter::new(quotas);
+    let limit: Limit = quotas.into();
+    let limiter = Limiter::new(limit);
     for _ in 0..times {
         let key = black_box(SocketAddr::from(([127, 0, 0, 1], 50_000)).ip());
         assert!(at_once(limiter.check(key)).expect("memory answers").allowed());
