@@ -177,7 +177,8 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Returns a text that is the same for stores that have the same counts, as far as that is
-    /// known: two limits of one name are then logged as a mistake. By default, `None`.
+    /// known: they take each other's [receipts](crate::Receipt), and two limits of one name are
+    /// logged as a mistake. By default, `None`.
     fn identity(&self) -> Option<String> {
         None
     }

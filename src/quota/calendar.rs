@@ -88,13 +88,15 @@ impl Calendar {
         Span { start, end }
     }
 
-    /// Returns the number of the window around an instant, in milliseconds since the epoch.
+    /// Returns the number of the window around an instant, in milliseconds since the epoch: see
+    /// [`Windows`](crate::store::Windows).
     pub fn number(self, at: i64) -> i64 {
         let period = self.period_at(at);
         period - self.skipped_periods().partition_point(|skipped| *skipped < period) as i64
     }
 
-    /// Returns when the window of a number begins: after the year 9999 the last instant.
+    /// Returns when the window of a [number](Self::number) begins: after the year 9999 the last
+    /// instant.
     pub fn start_of(self, number: i64) -> i64 {
         let mut period = number.min(MAX);
         for skipped in self.skipped_periods() {

@@ -2,7 +2,6 @@
 
 use std::array;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,11 +22,6 @@ use crate::window::{State, Window, stagger};
 /// let account = Account::new(&scope, &quotas, &key);
 /// assert_eq!(account.scope().name(), "api");
 /// assert_eq!((account.quotas(), account.key()), (&quotas, &key));
-///
-/// let now = 1_700_000_050_000; // 14 November 2023
-/// let [minute, month] = [0, 1].map(|i| account.window_at(&quotas.as_ref()[i], now));
-/// assert_eq!(minute, 1_700_000_040_000..1_700_000_100_000);
-/// assert_eq!(month, 1_698_796_800_000..1_701_388_800_000);
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Account<'a> {
@@ -67,21 +61,13 @@ impl<'a> Account<'a> {
         OwnedAccount { scope: self.scope.clone(), quotas: *self.quotas, key: self.key.clone() }
     }
 
-    /// Returns the window of one of the quotas around an instant, in milliseconds since the epoch,
-    /// for a key without a state: for a store that decides on its server, where windows are
-    /// staggered or follow a calendar.
-    pub fn window_at(&self, quota: &Quota, at: u64) -> Range<i64> {
-        let window = Window::at(instant(at), None, quota, self.shift(quota));
-        window.start()..window.end()
-    }
-
     #[inline]
     pub(crate) fn shift(&self, quota: &Quota) -> u64 {
         shift(self.scope, self.key, quota)
     }
 
     /// Returns how the windows of one of the quotas follow each other for this key, for a store
-    /// that decides on its server.
+    /// that decides on its server: see [`Windows`].
     pub fn windows_of(&self, quota: &Quota) -> Windows {
         match quota.anchor {
             Anchor::Grid { offset } => Windows::Grid { start: offset },

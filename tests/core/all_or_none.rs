@@ -418,7 +418,7 @@ fn a_refused_reservation_names_the_limits_that_refuse_it() {
             let quotas: [(&str, Quotas); 3] = [
                 ("hour", Quota::per_hour(1).reserve_up_to(5).into()),
                 ("second", Quota::per_second(1).into()),
-                ("day", Quota::per_day(3).and(Quota::per_week(9)).into()),
+                ("day", Quota::per_day(3).and(Quota::per_week(9))),
             ];
             let together = limits(quotas);
             let memory = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));

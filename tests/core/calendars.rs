@@ -18,7 +18,7 @@ use jiff::{Timestamp, ToSpan};
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, State};
 use tower_fixed_window::{Clock, Key, Limit, ManualClock, MemoryStore, Quota, Quotas, Weekday};
 
-use crate::{answer, sized};
+use crate::{answer, sized, window_at};
 
 const DAY: i64 = 86_400;
 /// 1969-01-01 and 2102-01-01, in days since the epoch: a year more on both sides.
@@ -170,7 +170,7 @@ fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut R
         let (start, end) = (start * 1_000, end * 1_000);
         // Not in the order of time: what is remembered of the last one is not to matter.
         for at in [end - 1, start, start + (end - start) / 2] {
-            assert_eq!(account.window_at(&quota, at as u64), start..end, "{}, at {at}", what());
+            assert_eq!(window_at(&account, &quota, at), start..end, "{}, at {at}", what());
         }
         let shown = |at: i64| {
             let at = Timestamp::from_millisecond(at).expect("in range");
@@ -382,7 +382,7 @@ fn the_stored_end_of_a_window_binds() {
     let month = Quota::per_month(10);
     let quotas = Quotas::from(month);
     let account = Account::new(&scope, &quotas, &key);
-    let november = account.window_at(&month, 1_700_000_000_000);
+    let november = window_at(&account, &month, 1_700_000_000_000);
     let decide = |now: i64, state: State| {
         let (decision, writes) = Charge::new(account, 1).decide(now as u64, |_, _| Some(state));
         let reset = decision.reset_at().duration_since(UNIX_EPOCH).expect("after 1970");
@@ -395,7 +395,7 @@ fn the_stored_end_of_a_window_binds() {
         let last = decide(state.end - 1, state);
         assert_eq!((last.0, last.1), (8, state.end), "it still runs");
         assert_eq!((last.2.start, last.2.end, last.2.until), (state.start, state.end, state.end));
-        let december = account.window_at(&month, november.end as u64);
+        let december = window_at(&account, &month, november.end);
         let next = decide(state.end, state);
         assert_eq!((next.0, next.1), (1, december.end), "the next one begins");
         assert_eq!(next.2.end, december.end);

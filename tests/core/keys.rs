@@ -11,7 +11,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use http::Request;
 use proptest::prelude::*;
 use tower_fixed_window::key::header;
-use tower_fixed_window::store::{Account, Scope};
+use tower_fixed_window::store::{Account, Scope, Windows};
 use tower_fixed_window::{
     KeptReceipt, Key, KeyExtractor, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota,
     Quotas,
@@ -146,10 +146,10 @@ fn the_hash_of_staggered_windows_is_pinned() {
         for window in [Quota::MAX_WINDOW, std::time::Duration::from_millis(2_147_483_647)] {
             let quotas = Quotas::from(Quota::new(1, window).staggered());
             let scope = Scope::named(scope);
-            let windows = Account::new(&scope, &quotas, &key).window_at(&quotas.as_ref()[0], 0);
-            let length = window.as_millis() as i64;
-            let begins = (hash % length as u64) as i64;
-            assert_eq!(windows.start.rem_euclid(length), begins, "{scope:?} {}", key.readable());
+            let account = Account::new(&scope, &quotas, &key);
+            let Windows::Grid { start } = account.windows_of(&quotas.as_ref()[0]) else { panic!() };
+            let begins = hash % window.as_millis() as u64;
+            assert_eq!(start, begins, "{scope:?} {}", key.readable());
         }
     }
     // 0xf536c20d51ee33f9 % 60000 is 8505: alice's minute begins there.

@@ -26,12 +26,30 @@ mod simulated_server;
 mod stored_procedure;
 mod trace;
 
-use tower_fixed_window::store::Reply;
-use tower_fixed_window::{Decision, Key, Limiter, Limits, Line, Receipt};
+use std::ops::Range;
+
+use tower_fixed_window::store::{Account, Reply, Windows};
+use tower_fixed_window::{Decision, Key, Limiter, Limits, Line, Quota, Receipt};
 
 /// Unwraps a reply of a store in memory, which is there at once and never an error.
 pub(crate) fn answer<T>(reply: Reply<T>) -> T {
     reply.into_now().expect("memory answers at once").expect("and does not fail")
+}
+
+/// The window of a quota around an instant, in milliseconds since the epoch.
+pub(crate) fn window_at(account: &Account<'_>, quota: &Quota, at: i64) -> Range<i64> {
+    let length = quota.window().as_millis() as i64;
+    match account.windows_of(quota) {
+        Windows::Grid { start } => {
+            let start = at - (at - start as i64).rem_euclid(length);
+            start..start + length
+        }
+        Windows::FromFirstRequest => at..at + length,
+        Windows::OnCalendar(calendar) => {
+            let number = calendar.number(at);
+            calendar.start_of(number)..calendar.start_of(number + 1)
+        }
+    }
 }
 
 /// The size of a test: full with `FULL_SIZE=1`, else a part of it.

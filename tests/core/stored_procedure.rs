@@ -10,6 +10,8 @@ use tower_fixed_window::{
     Clock, Decision, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, StoreError, SystemClock,
 };
 
+use crate::window_at;
+
 /// A quota as it is sent to the server. It has neither rollover nor reservations.
 struct Row {
     counter: String,
@@ -24,12 +26,12 @@ const STARTS: usize = 60;
 
 impl Row {
     fn new(account: &Account<'_>, quota: &Quota, now: u64) -> Self {
-        let mut starts = vec![account.window_at(quota, now).start];
+        let mut starts = vec![window_at(account, quota, now as i64).start];
         for _ in 0..STARTS / 2 {
-            starts.insert(0, account.window_at(quota, starts[0] as u64 - 1).start);
+            starts.insert(0, window_at(account, quota, starts[0] - 1).start);
         }
         while starts.len() < STARTS {
-            starts.push(account.window_at(quota, starts[starts.len() - 1] as u64).end);
+            starts.push(window_at(account, quota, starts[starts.len() - 1]).end);
         }
         Self { counter: quota.counter().to_string(), limit: quota.limit() as i64, starts }
     }

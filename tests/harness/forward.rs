@@ -54,6 +54,8 @@ macro_rules! forward_to_memory {
 #[macro_export]
 macro_rules! forward_to_remote {
     ($store:ty, $this:ident => $to:expr) => {
+        // Some of these stores have no other field.
+        #[allow(clippy::needless_update)]
         impl $store {
             #[allow(dead_code)]
             pub(crate) fn on_failure(self, policy: tower_fixed_window::OnStoreFailure) -> Self {

@@ -73,7 +73,8 @@ async fn what_one_report_says_changes_no_other_that_comes_from_one_clone() {
 async fn a_metered_report_keeps_the_costs_that_were_added_to_it() {
     for (mood, ends_first) in ANSWERS.into_iter().flat_map(|mood| [true, false].map(|e| (mood, e)))
     {
-        let cases: [(fn(&mut CostMeter), [u64; 2]); 4] = [
+        type Tell = fn(&mut CostMeter);
+        let cases: [(Tell, [u64; 2]); 4] = [
             (|_| {}, [1, 77]),
             (|meter| meter.add("tokens", 500), [500, 77]),
             (|meter| meter.set("cents", 5), [1, 5]),

@@ -1,12 +1,12 @@
 //! Simulates limits over a log.
 //!
-//! The windows are the limiter's ([`Account::window_at`]). Refused requests are not counted: of the
+//! The windows are the limiter's ([`Account::windows_of`]). Refused requests are not counted: of the
 //! requests in a window, a limit of n passes the first n. So a single count per window answers for
 //! all limits over the same windows.
 
 use std::time::Duration;
 
-use tower_fixed_window::store::{Account, Scope};
+use tower_fixed_window::store::{Account, Scope, Windows};
 use tower_fixed_window::{Key, Quota, Quotas};
 
 /// The resolution of bursts: a stretch as long as a window is measured in this many steps.
@@ -143,8 +143,18 @@ impl Grid {
         let (start, end) = if is_new {
             let key = Key::from(client);
             let account = Account::new(scope, &self.windows, &key);
-            let window = account.window_at(&self.quotas[0], now.max(0) as u64);
-            (window.start, window.end)
+            let length = self.length();
+            match account.windows_of(&self.quotas[0]) {
+                Windows::Grid { start } => {
+                    let start = now - (now - start as i64).rem_euclid(length);
+                    (start, start + length)
+                }
+                Windows::FromFirstRequest => (now, now + length),
+                Windows::OnCalendar(calendar) => {
+                    let number = calendar.number(now);
+                    (calendar.start_of(number), calendar.start_of(number + 1))
+                }
+            }
         } else {
             (meter.start, meter.end)
         };
