@@ -44,14 +44,14 @@ impl Counters for Table {
 
     async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
         let written = self.call(|rows| {
-            let mut swap = |group: &Vec<Write>| {
+            let swap = |group: &Vec<Write>| {
                 let swaps = group.iter().all(|row| rows.get(&row.counter).copied() == row.had);
                 if swaps {
                     rows.extend(group.iter().map(|row| (row.counter.clone(), row.state)));
                 }
                 swaps
             };
-            groups.iter().map(|group| swap(group)).collect::<Vec<_>>()
+            groups.iter().map(swap).collect::<Vec<_>>()
         });
         let written = written.await;
         let changed = written.iter().filter(|written| !**written).count();

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use harness::{Postgres, Proxy, Server};
-use tower_fixed_window::{Limit, Limiter, Quota};
+use tower_fixed_window::{Limiter, Quota};
 use tower_fixed_window_postgres::PostgresStore;
 use tower_fixed_window_redis::RedisStore;
 
@@ -82,7 +82,7 @@ fn limiters(
         "Redis" => {
             let url = format!("redis://127.0.0.1:{}/", port(redis.port));
             let store = RedisStore::new(url).expect("an address").prefix(&space);
-            Limit::store(limit().into(), store.deadline(PATIENT))
+            limit().store(store.deadline(PATIENT))
         }
         _ => {
             let url = format!("postgres://postgres@127.0.0.1:{}/postgres", port(postgres.port));
@@ -90,7 +90,7 @@ fn limiters(
             let store = store.deadline(PATIENT);
             let runtime = tokio::runtime::Runtime::new().expect("a runtime");
             runtime.block_on(store.create_schema()).expect("it is created");
-            Limit::store(limit().into(), store)
+            limit().store(store)
         }
     });
     (limiters, proxies)
