@@ -166,7 +166,8 @@ impl Remote {
 
     /// Divides quotas among this many nodes while the store fails and each counts in its own
     /// memory: a node enforces its share of each quota, rounded up. By default each enforces all of
-    /// it, as [`OnStoreFailure::Local`] says. Requests that cost more than the share are refused meanwhile.
+    /// it, as [`OnStoreFailure::Local`] says. Requests that
+    /// cost more than the share are refused meanwhile.
     ///
     /// # Panics
     /// If there is no node.

@@ -1,8 +1,8 @@
 //! Simulates limits over a log.
 //!
-//! The windows are the limiter's ([`Account::windows_of`]). Refused requests are not counted: of the
-//! requests in a window, a limit of n passes the first n. So a single count per window answers for
-//! all limits over the same windows.
+//! The windows are the limiter's ([`Account::windows_of`]). Refused requests are not counted: of
+//! the requests in a window, a limit of n passes the first n. So a single count per window answers
+//! for all limits over the same windows.
 
 use std::time::Duration;
 
