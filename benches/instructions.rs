@@ -63,8 +63,8 @@ const PATHS: [Path; 13] = [
     Path::new("the same refused by one", one_refuses, [2_175, 2_034]),
     Path::new("a refusal of one limit", refusal, [398, 374]),
     Path::new("a limit of 0 refuses", zero, [764, 715]),
-    Path::new(QUEUES[0], short_queue, [8_468, 6_304]),
-    Path::new(QUEUES[1], long_queue, [10_586, 8_351]),
+    Path::new(QUEUES[0], short_queue, [8_468, 7_159]),
+    Path::new(QUEUES[1], long_queue, [10_586, 9_425]),
 ];
 
 /// A request that joins a queue and leaves it, behind one other request and behind 40,000.
