@@ -28,7 +28,7 @@ use tower_service::Service;
 use crate::cluster::{self, Cluster};
 use crate::history::{Entry, Event, History};
 use crate::net::{Net, Weather};
-use crate::plan::{Ask, Door, Fault, Limit, Line, Plan, SCOPE, Servers, What};
+use crate::plan::{Ask, Door, Fault, Kind, Limit, Line, Plan, SCOPE, Servers, What};
 use crate::sentinel::{self, Sentinel};
 
 /// So long after all has been mended everything is shared again.
@@ -41,6 +41,9 @@ const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// More polls than a run has at an instant, unless a task spins.
 const POLLS_WITHIN_A_MS: usize = 10_000;
+
+/// Calls of a hasty handle for each request: enough of them to outlast its answer.
+const HASTY: usize = 50;
 
 pub struct Run {
     pub plan: Plan,
@@ -352,6 +355,13 @@ impl Sim {
                 };
                 let ask = plan.ask(&mut rng, &self.plan, id, strict);
                 under_way.spawn(node.clone().request(self.history.clone(), id, ask));
+                if let Some(hasty) = node.hasty.clone() {
+                    under_way.spawn(async move {
+                        for _ in 0..HASTY {
+                            let _ = hasty.peek("hasty").await;
+                        }
+                    });
+                }
             }
             while under_way.try_join_next().is_some() {}
         }
@@ -364,6 +374,8 @@ impl Sim {
 struct Node {
     index: usize,
     limiter: Limiter,
+    /// A handle of the same store that waits for less than a round trip.
+    hasty: Option<Limiter>,
     layer: Option<FixedWindow<Work, EmptyBody>>,
     refund_dropped: bool,
     /// For several limits in one charge.
@@ -387,8 +399,9 @@ impl Node {
                 RedisStore::cluster_opened_by(open)
             }
         };
-        let redis = redis.deadline(plan.deadline);
         let redis = if plan.one_by_one { redis.one_by_one() } else { redis };
+        let hasty = redis.clone().deadline(Duration::from_millis(1));
+        let redis = redis.deadline(plan.deadline);
         let redis = redis.remember_refusals(plan.remembers);
         // A node's limiters have their own policy beside its layer.
         let store = match plan.door {
@@ -404,9 +417,11 @@ impl Node {
             }
         });
         let quotas = sim.plan.limits[0].quotas;
+        let is_healthy = sim.plan.kind == Kind::Healthy;
         let mut node = Self {
             index,
             limiter: named(&sim.plan.limits[0]).store(store),
+            hasty: is_healthy.then(|| named(&sim.plan.limits[0]).store(hasty)),
             layer: None,
             refund_dropped: false,
             limits,
