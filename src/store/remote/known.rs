@@ -69,8 +69,13 @@ impl Known {
         let mut of_key = all.get(&hash).into_iter().flatten();
         let known = of_key.find(|known| known.refuses(charge, at, remember)).ok_or(sent)?.clone();
         drop(all);
+        let refusal = known.decide(charge, at);
+        // Refused beside a limit that lets nobody reserve, while alone the charge could.
+        if refusal.allowed() {
+            return Err(sent);
+        }
         account.scope().observe().refused_from_memory();
-        Ok(known.decide(charge, at))
+        Ok(refusal)
     }
 
     pub(super) fn note(&self, place: usize, charge: &Charge<'_>, decision: &Decision, sent: Sent) {
