@@ -70,7 +70,7 @@ impl Known {
         let known = of_key.find(|known| known.refuses(charge, at, remember)).ok_or(sent)?.clone();
         drop(all);
         let refusal = known.decide(charge, at);
-        // Refused beside a limit that lets nobody reserve, while alone the charge could.
+        // Refused beside a limit without reservations, while alone the charge could reserve.
         if refusal.allowed() {
             return Err(sent);
         }
