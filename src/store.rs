@@ -295,7 +295,7 @@ impl AnyStore {
             Self::Memory(store) => StoreId::Memory(store.downgrade()),
             Self::Other(store) => {
                 let node = || store.remote().map(|remote| remote.node_name());
-                let name = if is_local { node() } else { store.identity() };
+                let name = store.identity().filter(|_| !is_local).or_else(node);
                 StoreId::Other(Arc::downgrade(store), name)
             }
         }
