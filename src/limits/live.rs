@@ -112,7 +112,8 @@ impl Live {
             let this = Arc::clone(self);
             Some(Arc::new(move |parts: &Parts, key: &Key| match (this.quotas_for(key), &plan) {
                 ((_, false), Some(plan)) => plan(parts, key),
-                ((quotas, _), _) => Some(quotas),
+                // Others have those in force, which may change until they are charged.
+                ((quotas, own), _) => (own || quotas == Plan::UNLIMITED).then_some(quotas),
             }) as PlanFn)
         } else {
             plan
