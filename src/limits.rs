@@ -273,8 +273,9 @@ impl Limits {
         let mut lines = Vec::new();
         for (place, cost) in costs {
             let line = &receipt.lines[place];
-            let limiter = self.find(line.scope().name());
-            let limiter = limiter.ok_or_else(elsewhere)?;
+            // Limits without a name are none of each other's.
+            let is_of = |limiter: &&Limiter| limiter.scope().id() == line.scope().id();
+            let limiter = self.find(line.scope().name()).filter(is_of).ok_or_else(elsewhere)?;
             // A line whose store failed has no decision, and took nothing.
             lines.extend(receipt.decision.at(place).map(|of| (limiter, line, of, cost)));
         }

@@ -203,6 +203,17 @@ fn a_receipt_is_good_for_the_counters_it_was_taken_from() {
 }
 
 #[test]
+fn limits_without_a_name_take_no_receipts_of_each_other() {
+    let store = Store::new().store;
+    let one = Limits::new([Quota::per_hour(9)]).store(store.clone());
+    let other = Limits::new([Quota::per_hour(9)]).store(store);
+    let receipt = answer(one.charge([Line::new("", "alice", 5)])).expect("it passes");
+    assert!(other.refund(receipt).now_or_never().expect("at once").is_err());
+    let receipt = answer(one.charge([Line::new("", "alice", 1)])).expect("it passes");
+    answer(one.refund(receipt));
+}
+
+#[test]
 fn a_receipt_of_too_many_lines_is_rejected_before_they_are_read() {
     let text = sample();
     let line = &text[3..text.len() - 2].trim_start_matches('[');
