@@ -53,6 +53,12 @@ fn wait_for<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A number that nothing else in this process has. An address may be another one's later.
+pub(crate) fn unique_number() -> u64 {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
 pub(crate) struct AtEnd<F: Fn()>(pub(crate) F);
 
 impl<F: Fn()> Drop for AtEnd<F> {

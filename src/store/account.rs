@@ -3,12 +3,12 @@
 use std::array;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::decision::{Label, LimitName};
 use crate::key::Key;
 use crate::observe::{Meters, Observed};
 use crate::quota::{Anchor, Calendar, Quota, Quotas};
+use crate::sync::unique_number;
 use crate::window::{State, Window, stagger};
 
 /// The counters of a key, under a scope, for a set of quotas.
@@ -217,8 +217,7 @@ impl Scope {
 
     /// Creates a scope that no other limiter can find, a new one at each call.
     pub(crate) fn unnamed() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self::new("", [NEXT.fetch_add(1, Ordering::Relaxed), 0])
+        Self::new("", [unique_number(), 0])
     }
 
     fn new(name: &str, id: ScopeId) -> Self {

@@ -96,6 +96,7 @@ pub struct MemoryStore {
 }
 
 pub(crate) struct Memory {
+    number: u64,
     shards: Sharded<LockedShard>,
     buckets: usize,
     counters: ChargedQuotas,
@@ -193,7 +194,7 @@ impl MemoryStore {
 
 impl Store for MemoryStore {
     fn identity(&self) -> Option<String> {
-        Some(Arc::as_ptr(&self.memory).addr().to_string())
+        Some(format!("memory {}", self.memory.number))
     }
 
     #[inline(always)]

@@ -8,6 +8,7 @@ use super::{Memory, MemoryStore};
 use crate::clock::Clock;
 use crate::store::charged_quotas::ChargedQuotas;
 use crate::store::sharded::{Sharded, shares};
+use crate::sync::unique_number;
 
 impl MemoryStore {
     /// Creates a store of a million entries.
@@ -52,6 +53,7 @@ impl MemoryStore {
             counters: ChargedQuotas::default(),
             time,
             max_keys,
+            number: unique_number(),
             quiet_until: AtomicU64::new(0),
             #[cfg(feature = "saved")]
             error_if_broken: false,

@@ -22,6 +22,7 @@ use super::super::sharded::{Sharded, shares};
 use super::format::{self, CHUNK, Saved};
 use super::{Memory, MemoryStore};
 use crate::observe::{self, Saves};
+use crate::sync::unique_number;
 
 fn load(file: &LockedFile, max_keys: usize, now: i64) -> io::Result<Option<Saved>> {
     let Some((input, len)) = file.open()? else { return Ok(None) };
@@ -117,9 +118,17 @@ impl MemoryStore {
             Saved { shards, buckets, counters: ChargedQuotas::default(), seeds, at: now }
         });
         let Saved { shards, buckets, counters, seeds, .. } = saved;
-        let quiet_until = AtomicU64::new(0);
-        let memory =
-            Memory { shards, buckets, counters, time, max_keys, quiet_until, error_if_broken };
+        let (number, quiet_until) = (unique_number(), AtomicU64::new(0));
+        let memory = Memory {
+            number,
+            shards,
+            buckets,
+            counters,
+            time,
+            max_keys,
+            quiet_until,
+            error_if_broken,
+        };
         let mut store = Self::of(memory);
         let memory = Arc::clone(&store.memory);
         let save = move || file.replace(|out| format::write(&memory, seeds, out));
