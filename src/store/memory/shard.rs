@@ -189,7 +189,10 @@ impl Shard {
             Found::Entry(slot) => {
                 let mut state = state(self.table.get(slot));
                 if let Anchor::Calendar(calendar) = quota.anchor {
-                    state.end = calendar.saved_end(state.start).unwrap_or_default();
+                    // A count that this process began ends as it began: the file has none of it.
+                    let saved = calendar.saved_end(state.start);
+                    let saved = saved.filter(|_| state.until != calendar.around(state.start).end);
+                    state.end = saved.unwrap_or_default();
                 }
                 let window = Window::at(now, Some(state), quota, shift);
                 return (CountedIn::Own(slot), window);
