@@ -156,6 +156,12 @@ pub struct OwnedAdjust {
 }
 
 impl OwnedAdjust {
+    /// Under the share of each of `nodes` nodes, by which a local charge was decided.
+    pub(super) fn share(mut self, nodes: u64) -> Self {
+        self.account.share(nodes);
+        self
+    }
+
     /// Returns the [`Adjust`].
     pub fn as_adjust(&self) -> Adjust<'_> {
         let Self { ref account, tokens, until, local } = *self;

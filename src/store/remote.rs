@@ -33,7 +33,6 @@ use std::future::{Future, poll_fn};
 use std::num::NonZero;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -46,7 +45,7 @@ use super::reply::{OnStoreFailure, Reply, StoreError};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::{self, Meanwhile};
-use crate::sync::{AtEnd, Instant, Sleep};
+use crate::sync::{AtEnd, Instant, Sleep, unique_number};
 
 mod breaker;
 mod known;
@@ -228,7 +227,8 @@ impl Store for Remote {
         if adjust.is_local() {
             // To the memory that granted the tokens, never to the store: also by a handle of
             // another policy.
-            return self.fallback().adjust(adjust);
+            let nodes = self.caller.nodes.get().into();
+            return self.fallback().adjust(adjust.to_owned().share(nodes).as_adjust());
         }
         let Account { scope, key, .. } = adjust.account();
         let (caller, forget) = (Arc::clone(&self.caller), self.forget_around_call(scope, key));
@@ -290,7 +290,6 @@ impl fmt::Debug for Remote {
 }
 
 struct Node {
-    /// No two in a process have one, as they may have an address, one after the other.
     number: u64,
     known: Known,
     breaker: Arc<Breaker>,
@@ -299,10 +298,8 @@ struct Node {
 
 impl Default for Node {
     fn default() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let (number, (known, breaker, fallback)) =
-            (NEXT.fetch_add(1, Ordering::Relaxed), Default::default());
-        Self { number, known, breaker, fallback }
+        let (known, breaker, fallback) = Default::default();
+        Self { number: unique_number(), known, breaker, fallback }
     }
 }
 
