@@ -130,7 +130,8 @@ impl Remembered {
     fn decide(self, charge: &Charge<'_>, at: Instant) -> Decision {
         let passed = at.saturating_duration_since(self.sent).as_millis() as i64;
         let now = self.refusal.now_ms() + passed;
-        if charge.cost() == self.cost {
+        // Another limit may have refused a reservation that this one alone would grant.
+        if charge.cost() == self.cost && !self.reserve {
             return self.refusal.decided_later(now);
         }
         let usage = self.refusal.usage();
