@@ -88,7 +88,8 @@ impl Link {
             return Ok(connection);
         }
         let opened = timeout(self.patience(), async {
-            let _opening = self.opening.lock().await;
+            // Whoever holds it may be in a runtime that stands still.
+            let _opening = timeout(self.patience() / 2, self.opening.lock()).await;
             if let Some(connection) = self.usable() {
                 return Ok(connection);
             }
@@ -131,6 +132,10 @@ impl Link {
     pub(crate) async fn run(&self, sql: &str) -> Result<(), Failure> {
         let connection = self.connection().await?;
         let ran = timeout(self.patience(), connection.client.batch_execute(sql)).await;
+        if !matches!(ran, Ok(Ok(()))) {
+            // Its transaction may be open, and would take no other statement.
+            self.discard(&connection);
+        }
         ran.map_err(|_| Failure::Late)?.map_err(Failure::Failed)
     }
 

@@ -112,8 +112,9 @@ impl PostgresStore {
             ([host], [port]) => format!("{host}:{port}").into(),
             _ => hosts.join(",").into(),
         };
-        let database = settings.config.get_dbname().unwrap_or_default();
-        let identity = format!("{server}{ports:?}/{database} {}", settings.table);
+        let addresses = settings.config.get_hostaddrs();
+        let database = settings.config.get_dbname().or(settings.config.get_user());
+        let identity = format!("{server}{addresses:?}{ports:?}/{database:?} {}", settings.table);
         let server = Server { shared: shared.clone(), server, identity };
         let remote = Remote::around(server)
             .deadline(settings.deadline)

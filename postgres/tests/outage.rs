@@ -174,7 +174,9 @@ async fn a_row_that_another_transaction_has_locked() {
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'BEGIN; UPDATE%'",
     );
     wait_until_counted(&limiter, "locked").await;
-    assert_eq!(counted(&server, "locked"), 2);
+    // The charge whose caller went on without an answer may be counted, too.
+    let counted = counted(&server, "locked");
+    assert!((2..=3).contains(&counted), "{counted}");
     server.kill();
 }
 

@@ -111,6 +111,8 @@ async fn only_rights_on_the_table_are_needed() {
     );
     let url = format!("postgres://app@127.0.0.1:{}/postgres", server.port);
     let store = PostgresStore::new(&url).expect("an address").deadline(PATIENT).schema("limits");
+    // The connection is not left in its transaction.
+    store.create_schema().await.expect_err("the right to create is missing");
     let error = store.ping().await.expect_err("the right is missing").to_string();
     assert!(error.contains("42501"), "{error}");
     server.run("GRANT SELECT, INSERT, UPDATE, DELETE ON limits.tfw_counters TO app");

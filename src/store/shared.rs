@@ -107,8 +107,8 @@ pub trait Counters: Send + Sync + 'static {
     /// Writes each group if all of its counters are as they were [read](Write::had), or else
     /// nothing of the group. Returns for each group, in order, whether it was written.
     ///
-    /// Most groups have one counter, and no counter is in two. Groups and their counters are
-    /// sorted, so rows that are locked in this order are no deadlock. A table may refuse more
+    /// Most groups have one counter, and no counter is in two. A table that waits for locks takes
+    /// them in the order of all rows, so that no two nodes wait for each other. It may refuse more
     /// groups than it must: these are decided anew. After an error, what was written is unknown.
     fn write(
         &self,
