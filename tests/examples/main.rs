@@ -672,9 +672,23 @@ fn redis() {
 }
 
 #[test]
+fn sqlite() {
+    let file = format!("{}/example.db", env!("CARGO_TARGET_TMPDIR"));
+    for end in ["", "-shm", "-wal"] {
+        let _ = std::fs::remove_file(format!("{file}{end}"));
+    }
+    let ended = example("sqlite").args([&file, "alice"]).output().expect("it ends");
+    let passed = String::from_utf8_lossy(&ended.stdout);
+    let passed: u64 = passed.trim().parse().expect("a number");
+    // Another thousand, if a minute has just ended.
+    assert!((1_000..=2_000).contains(&passed), "{passed}");
+}
+
+#[test]
 fn each_example_is_in_the_index_and_is_started_here() {
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
     let stacks = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/stacks");
+    let redis = concat!(env!("CARGO_MANIFEST_DIR"), "/../redis/examples");
     let index = include_str!("../../examples/README.md");
     let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
     let tests = std::fs::read_dir(tests)
@@ -683,7 +697,7 @@ fn each_example_is_in_the_index_and_is_started_here() {
     let tests = tests.collect::<String>();
     let mut files = 0;
     let files_of = |dir| std::fs::read_dir(dir).expect("a directory");
-    for entry in files_of(examples).chain(files_of(stacks)) {
+    for entry in [examples, stacks, redis].into_iter().flat_map(files_of) {
         let path = entry.expect("readable").path();
         let name = path.file_stem().and_then(|name| name.to_str()).expect("a name");
         let mains = [path.join("main.rs"), path.join("src/main.rs")];

@@ -93,6 +93,6 @@ async fn an_upgrade_in_mid_month_keeps_what_was_used() {
     assert_eq!(header(&response, "x-ratelimit-used"), "3");
     let usage = get(&app, "/rate_limit").await;
     let usage = to_bytes(usage.into_body(), 10_000).await.expect("a body");
-    let standing = format!(r#""plan":{{"limit":5,"used":3,"remaining":2,"reset":{BILL_S}}}"#);
+    let standing = format!(r#""plan":{{"limit":5,"used":3,"remaining":2,"reset":{BILL_S},"#);
     assert!(String::from_utf8_lossy(&usage).contains(&standing), "{usage:?}");
 }

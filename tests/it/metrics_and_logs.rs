@@ -19,6 +19,8 @@ use tower_fixed_window::{
     Plan, Quota,
 };
 
+use tower_fixed_window_redis::RedisStore;
+
 use crate::support::{
     ANSWERS, Log, Mood, NOW_MS, TestStore, beside, everyone, get, layered, limiter_of, named,
     paused_clock, per_minute,
@@ -387,6 +389,10 @@ async fn the_guide_names_every_metric_and_no_other() {
     let queue = limited(per_minute(1, Mood::Now).queue(1, Duration::from_secs(3_600)));
     assert_eq!(ask(&queue).await, 200);
     assert!(ask(&queue).now_or_never().is_none());
+    // The metrics of connections are those of its crate.
+    let redis = RedisStore::new("redis://127.0.0.1:1/").expect("an address");
+    let redis = Quota::per_minute(9).name("redis").store(redis);
+    assert!(redis.check("a").await.expect("memory answers").allowed());
     let folder = tempfile::tempdir().expect("a folder");
     let store = MemoryStore::open(folder.path().join("counts"), Duration::MAX).expect("opens");
     store.save().expect("saves");
