@@ -17,7 +17,8 @@ pub mod guide;
 /// use tower_fixed_window::key::{client_ip, header, matched_path, peer_ip};
 /// use tower_fixed_window::{
 ///     EmptyBody, FixedWindowLayer, GitHubBody, Grpc, Headers, Key, KeyExtractor, MemoryStore,
-///     OnStoreFailure, Quota, /// };
+///     OnStoreFailure, Quota,
+/// };
 /// use tower_fixed_window_redis::RedisStore;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
