@@ -40,7 +40,7 @@ struct Statements {
 
 impl Statements {
     /// None is prepared: a plan that the server kept from a time when the table was small would read
-    /// all of it when it has grown. And an unnamed statement passes PgBouncer.
+    /// all of it when it has grown. And a pooler may run each statement in another session.
     fn new(table: &str, commit: &str) -> Self {
         let row =
             |of: &str| format!("t.scope = {of}.scope AND t.key = {of}.key AND t.win = {of}.win");
