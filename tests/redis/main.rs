@@ -38,3 +38,4 @@ mod stored_keys;
 mod tls;
 mod traffic;
 mod unplug;
+mod weathers;
