@@ -125,10 +125,10 @@ pub trait Store: Send + Sync + 'static {
     /// Returns whether [`charge`](Self::charge) takes charges of several lines, of different
     /// scopes, in one step: no other call sees tokens of a charge that is refused in the end.
     ///
-    /// By default, `false`: lines are charged one after the other, and what passed is returned when
-    /// one is refused.
+    /// By default as its [`remote`](Self::remote), or else `false`: lines are charged one after the
+    /// other, and what passed is returned when one is refused.
     fn charges_together(&self) -> bool {
-        false
+        self.remote().is_some_and(|remote| remote.charges_together())
     }
 
     /// Returns tokens, or takes more without a decision.
@@ -142,9 +142,10 @@ pub trait Store: Send + Sync + 'static {
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()>;
 
     /// Returns whether other processes, or this one after a restart, find the counters by the name
-    /// of their scope. Limiters on such a store must have a name.
+    /// of their scope. Limiters on such a store must have a name. By default as its
+    /// [`remote`](Self::remote), or else `true`.
     fn is_shared(&self) -> bool {
-        true
+        self.remote().is_none_or(|remote| remote.is_shared())
     }
 
     /// Returns a number for the part of the [`Store`] that holds this key's counters and fails
@@ -178,23 +179,24 @@ pub trait Store: Send + Sync + 'static {
 
     /// Returns a text that is the same for stores that have the same counts, as far as that is
     /// known: they take each other's [receipts](crate::Receipt), and two limits of one name are
-    /// logged as a mistake. By default, `None`.
+    /// logged as a mistake. By default as its [`remote`](Self::remote), or else `None`.
     fn identity(&self) -> Option<String> {
-        None
+        self.remote()?.identity()
     }
 
     /// Returns the [`Remote`] that this store is or contains: its deadline, policy and known
     /// refusals then apply to the charge as a whole, even if its lines are charged one after the
-    /// other. By default, `None`.
+    /// other. A store around a `Remote` needs this, and the three functions without a default. By
+    /// default, `None`.
     fn remote(&self) -> Option<Remote> {
         None
     }
 
     /// Returns the time by the clock that decides, in milliseconds since the epoch, for what this
-    /// process does by itself, such as [`Limiter::refused`](crate::Limiter::refused). By default,
-    /// the system's time.
+    /// process does by itself, such as [`Limiter::refused`](crate::Limiter::refused). By default as
+    /// its [`remote`](Self::remote), or else the system's time.
     fn now_ms(&self) -> u64 {
-        SystemClock.now_ms()
+        self.remote().map_or_else(|| SystemClock.now_ms(), |remote| remote.now_ms())
     }
 }
 

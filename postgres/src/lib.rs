@@ -115,7 +115,7 @@ impl PostgresStore {
         let addresses = settings.config.get_hostaddrs();
         let database = settings.config.get_dbname().or(settings.config.get_user());
         let identity = format!("{server}{addresses:?}{ports:?}/{database:?} {}", settings.table);
-        let server = Server { shared: shared.clone(), server, identity };
+        let server = Server { shared: Arc::new(shared.clone()), server, identity };
         let remote = Remote::around(server)
             .deadline(settings.deadline)
             .remember_refusals(settings.remembered)
@@ -221,8 +221,9 @@ impl PostgresStore {
 }
 
 /// The table as a store, with its names.
+#[derive(Clone)]
 struct Server {
-    shared: Shared,
+    shared: Arc<dyn Store>,
     server: Arc<str>,
     identity: String,
 }
@@ -248,6 +249,10 @@ impl Store for Server {
         Some(Arc::clone(&self.server))
     }
 
+    fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(Self { shared: self.shared.in_time(deadline)?, ..self.clone() }))
+    }
+
     fn identity(&self) -> Option<String> {
         Some(self.identity.clone())
     }
@@ -262,10 +267,6 @@ impl Store for PostgresStore {
         self.remote.charge(charge)
     }
 
-    fn charges_together(&self) -> bool {
-        self.remote.charges_together()
-    }
-
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         self.remote.adjust(adjust)
     }
@@ -274,16 +275,8 @@ impl Store for PostgresStore {
         self.remote.reset(scope, key)
     }
 
-    fn identity(&self) -> Option<String> {
-        self.remote.identity()
-    }
-
     fn remote(&self) -> Option<Remote> {
-        self.remote.remote()
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.remote.now_ms()
+        Some(self.remote.clone())
     }
 }
 

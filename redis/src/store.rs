@@ -360,10 +360,6 @@ impl Store for RedisStore {
         self.remote.charge(charge)
     }
 
-    fn charges_together(&self) -> bool {
-        self.remote.charges_together()
-    }
-
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         self.remote.adjust(adjust)
     }
@@ -372,36 +368,8 @@ impl Store for RedisStore {
         self.remote.reset(scope, key)
     }
 
-    fn is_shared(&self) -> bool {
-        self.remote.is_shared()
-    }
-
-    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
-        self.remote.fault_domain(scope, key)
-    }
-
-    fn server(&self, scope: &Scope, key: &Key) -> Option<Arc<str>> {
-        self.remote.server(scope, key)
-    }
-
-    fn is_cut_off(&self, scope: &Scope, key: &Key) -> bool {
-        self.remote.is_cut_off(scope, key)
-    }
-
-    fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
-        self.remote.in_time(deadline)
-    }
-
-    fn identity(&self) -> Option<String> {
-        self.remote.identity()
-    }
-
     fn remote(&self) -> Option<Remote> {
-        self.remote.remote()
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.remote.now_ms()
+        Some(self.remote.clone())
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use fastrand::Rng;
 use harness::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
 use tokio::time::sleep;
-use tower_fixed_window::store::{Remote, Reply};
-use tower_fixed_window::{Clock, StoreError};
+use tower_fixed_window::store::{Remote, Reply, Store};
+use tower_fixed_window::{Clock, ManualClock, MemoryStore, StoreError};
 
 /// The start of an hour.
 pub(crate) const TURN: u64 = 1_700_002_800_000;
@@ -129,4 +129,13 @@ async fn pass(way: Duration) {
     if !way.is_zero() {
         sleep(way).await;
     }
+}
+
+/// It writes four functions of a store, and the others are as those of its remote.
+#[test]
+fn a_store_around_a_remote_is_shared_named_and_timed_as_it_is() {
+    let remote = Remote::around(MemoryStore::new().clock(ManualClock::at_ms(7)));
+    let node = Node { remote: remote.clone() };
+    assert_eq!((node.is_shared(), node.charges_together()), (false, true));
+    assert_eq!((node.identity(), node.now_ms()), (remote.identity(), 7));
 }

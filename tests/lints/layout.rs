@@ -176,22 +176,6 @@ fn no_two_types_have_one_name_and_stores_elsewhere_have_few() {
     }
 }
 
-/// Functions of a store have defaults, so one that is forgotten would be silent.
-#[test]
-fn the_store_in_redis_forwards_each_function_of_a_store() {
-    let functions = |file, begin: &str| {
-        let text = read(file);
-        let (_, block) = text.split_once(begin).expect(begin);
-        let block = block.split("\n}\n").next().unwrap_or_default();
-        let names =
-            block.lines().filter_map(|line| line.strip_prefix("    fn ")?.split('(').next());
-        names.map(str::to_owned).collect::<BTreeSet<_>>()
-    };
-    let of_a_store = functions("src/store.rs", "\npub trait Store");
-    assert!(of_a_store.len() > 10, "they were found: {of_a_store:?}");
-    assert_eq!(functions("redis/src/store.rs", "\nimpl Store for RedisStore"), of_a_store);
-}
-
 /// Some proxies run only scripts whose commands and keys are literals. In the script for one
 /// decision, `place` is replaced by 1.
 #[test]
