@@ -56,6 +56,7 @@ use known::{Known, MOST, Sent};
 use outage::Outage;
 
 const DEADLINE: Duration = Duration::from_millis(250);
+pub(super) const LATE: &str = "the store did not answer in time";
 
 /// A store that is called over a network, or that can fail, with what its limiters need for that: a
 /// deadline and a breaker, memory that counts while the store fails, and what this process knows of
@@ -383,7 +384,8 @@ impl Caller {
         let answer = {
             let _under_way = observe::call_under_way();
             let deadline = self.deadline.filter(|_| self.in_time.is_none());
-            with_deadline(deadline, ask(&**store)).await
+            let ends = deadline.and_then(|deadline| since.checked_add(deadline));
+            with_deadline(ends, ask(&**store), || StoreError::new(LATE)).await
         };
         let took = since.elapsed();
         if !answer.as_ref().is_err_and(StoreError::is_unsent) {
@@ -428,11 +430,11 @@ impl Caller {
     }
 }
 
-async fn with_deadline<T>(
-    deadline: Option<Duration>,
+pub(super) async fn with_deadline<T>(
+    ends: Option<Instant>,
     reply: impl Future<Output = Result<T, StoreError>>,
+    late: impl FnOnce() -> StoreError,
 ) -> Result<T, StoreError> {
-    let ends = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
     let Some(ends) = ends else { return reply.await };
     let Some(mut sleep) = Sleep::until(ends) else {
         observe::mistake(
@@ -443,11 +445,9 @@ async fn with_deadline<T>(
         return reply.await;
     };
     let mut reply = pin!(reply);
-    poll_fn(|cx| match reply.as_mut().poll(cx) {
-        Poll::Pending => {
-            sleep.poll(cx).map(|()| Err(StoreError::new("the store did not answer in time")))
-        }
-        answer => answer,
-    })
-    .await
+    let answer = poll_fn(|cx| match reply.as_mut().poll(cx) {
+        Poll::Pending => sleep.poll(cx).map(|()| None),
+        answer => answer.map(Some),
+    });
+    answer.await.unwrap_or_else(|| Err(late()))
 }

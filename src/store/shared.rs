@@ -6,17 +6,19 @@ use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Store;
 use super::account::Scope;
 use super::adjust::Adjust;
 use super::charge::Charge;
+use super::remote::{LATE, with_deadline};
 use super::reply::{Reply, StoreError};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::Quota;
+use crate::sync::Instant;
 use crate::window::State;
 
 mod gather;
@@ -41,8 +43,8 @@ const TRIES: usize = 100;
 /// 4. A row may be deleted a while after [`State::until`], not before: a minute, or as long as a
 ///    node may stand still between its read and its write.
 ///
-/// Each call ends by itself, with an answer or an error. For a database over a network, put
-/// [`Remote`](super::Remote) around the [`Shared`].
+/// For a database over a network, put [`Remote`](super::Remote) around the [`Shared`]: it has the
+/// deadline of calls.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -168,6 +170,7 @@ pub struct Write {
 #[derive(Clone)]
 pub struct Shared {
     calls: Arc<SharedCalls>,
+    deadline: Duration,
 }
 
 struct AnyTable {
@@ -182,7 +185,8 @@ impl Shared {
     pub fn around(counters: impl Counters) -> Self {
         let counters = Box::new(counters);
         let (ahead, hasher) = (AtomicI64::new(0), RandomState::new());
-        Self { calls: Arc::new(SharedCalls::new(AnyTable { counters, ahead, hasher })) }
+        let calls = Arc::new(SharedCalls::new(AnyTable { counters, ahead, hasher }));
+        Self { calls, deadline: Duration::MAX }
     }
 
     async fn ask(self, asked: Asked) -> Answer {
@@ -191,7 +195,7 @@ impl Shared {
             let counter = (account.scope().id(), account.key(), quota.identity());
             counters.push(self.calls.table.hasher.hash_one(counter));
         });
-        self.calls.ask(asked, counters.into()).await
+        self.calls.ask(asked, counters.into(), self.deadline).await
     }
 }
 
@@ -254,7 +258,8 @@ impl AnyTable {
             failed => return (fail(batch, failed), None),
         };
         let took = started.elapsed() * 2;
-        let wanted = |waiting: &WaitingQuestion| waiting.is_wanted();
+        let at = Instant::now();
+        let wanted = |waiting: &WaitingQuestion| waiting.is_wanted(at);
         let asked = batch.iter().map(|waiting| wanted(waiting).then_some(&waiting.asked));
         let DecidedStep { groups, answers } = step.decide(asked, now, &had);
         let write = WaitingQuestion::wait_for(&mut batch, self.write(&groups)).await;
@@ -313,7 +318,15 @@ impl Store for Shared {
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let (this, scope, key) = (self.clone(), scope.clone(), key.clone());
-        Reply::later(async move { this.calls.table.counters.reset(scope.name(), &key).await })
+        let until = Instant::now().checked_add(self.deadline);
+        Reply::later(async move {
+            let reset = this.calls.table.counters.reset(scope.name(), &key);
+            with_deadline(until, reset, || StoreError::new(LATE)).await
+        })
+    }
+
+    fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(Self { deadline, ..self.clone() }))
     }
 
     /// The server's, as far as it is known from its last answer.

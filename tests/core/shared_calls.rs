@@ -4,17 +4,19 @@
 use std::collections::{HashMap, HashSet};
 use std::future::{Future, pending};
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tower_fixed_window::store::{
-    Account, Adjust, Charge, CounterId, Counters, Scope, Shared, State, Store, Write,
+    Account, Adjust, Charge, CounterId, Counters, Remote, Scope, Shared, State, Store, Write,
 };
-use tower_fixed_window::{Clock, Key, ManualClock, Quota, Quotas, StoreError};
+use tower_fixed_window::{Clock, Key, Limiter, ManualClock, Quota, Quotas, StoreError};
 use tower_fixed_window_conformance::conformance;
 
 use crate::sized;
@@ -331,6 +333,91 @@ fn a_table_that_never_finds_what_it_has_read_is_not_asked_for_ever() {
         let error = charge(&store, 1).await.expect_err("it can't be written");
         assert!(error.to_string().contains("changed"), "{error}");
         assert!(table.reads.load(Ordering::SeqCst) <= 101);
+    });
+}
+
+/// A table in front of which the connection is cut.
+#[derive(Clone)]
+struct Cut {
+    table: Table,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Cut {
+    async fn pass<T>(
+        &self,
+        answer: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let answer = answer.await;
+        match self.is_cut.load(Ordering::SeqCst) {
+            true => Err(StoreError::new("no connection")),
+            false => answer,
+        }
+    }
+}
+
+impl Counters for Cut {
+    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
+        self.pass(self.table.read(counters)).await
+    }
+
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+        self.pass(self.table.write(groups)).await
+    }
+
+    async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
+        self.table.reset(scope, key).await
+    }
+}
+
+fn limiter(table: impl Counters) -> Limiter {
+    Quota::per_minute(5).name("one").store(Remote::around(Shared::around(table)))
+}
+
+/// Each as a task of its own, as requests are.
+fn ask_each(limiter: &Limiter, keys: impl IntoIterator<Item = u64>) -> Vec<JoinHandle<bool>> {
+    let ask = |key| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.check(key).await.expect("an answer").is_local() })
+    };
+    keys.into_iter().map(ask).collect()
+}
+
+/// What waits for a call that is not answered was not sent: the server fails once.
+#[test]
+fn charges_that_expire_before_they_are_sent_open_no_breaker() {
+    run(async {
+        let table = Table::held_up();
+        let limiter = limiter(table.clone());
+        let waiting = ask_each(&limiter, [1; 20]);
+        for is_local in join_all(waiting).await {
+            assert!(is_local.expect("no panic"), "none was answered in time");
+        }
+        assert_eq!(table.reads.load(Ordering::SeqCst), 1);
+        table.let_through(100);
+        let decision = limiter.check(2_u64).await.expect("an answer");
+        assert!(!decision.is_local(), "the breaker is closed");
+    });
+}
+
+/// As over Redis (S32).
+#[test]
+fn charges_lost_with_one_connection_are_one_failure() {
+    run(async {
+        let (table, is_cut) = (Table::held_up(), Arc::<AtomicBool>::default());
+        let limiter = limiter(Cut { table: table.clone(), is_cut: Arc::clone(&is_cut) });
+        let lost = ask_each(&limiter, 0..100);
+        idle().await;
+        assert_eq!(table.reads.load(Ordering::SeqCst), 2, "one alone, then the others");
+        is_cut.store(true, Ordering::SeqCst);
+        table.let_through(2);
+        for is_local in join_all(lost).await {
+            assert!(is_local.expect("no panic"), "its connection was cut");
+        }
+        is_cut.store(false, Ordering::SeqCst);
+        table.let_through(100);
+        let decision = limiter.check(200_u64).await.expect("an answer");
+        assert!(!decision.is_local(), "the breaker is closed");
     });
 }
 

@@ -10,6 +10,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 use super::AnyTable;
 use super::step::Asked;
 use crate::decision::Decision;
+use crate::store::remote::{LATE, with_deadline};
 use crate::store::reply::StoreError;
 use crate::sync::{self, AtEnd, Sleep};
 
@@ -54,6 +56,10 @@ pub(super) struct WaitingQuestion {
     counters: Box<[u64]>,
     /// How many calls it was in before.
     pub(super) tries: usize,
+    /// Its caller's deadline.
+    until: Option<Instant>,
+    /// It is in a call, and not only waits for one.
+    is_sent: Arc<AtomicBool>,
     reply: oneshot::Sender<Answer>,
 }
 
@@ -61,8 +67,8 @@ pub(super) struct WaitingQuestion {
 pub(super) type Answer = Result<Option<Decision>, StoreError>;
 
 impl WaitingQuestion {
-    pub(super) fn is_wanted(&self) -> bool {
-        !self.reply.is_closed()
+    pub(super) fn is_wanted(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| now < until) && !self.reply.is_closed()
     }
 
     pub(super) fn answer(self, answer: Answer) {
@@ -107,17 +113,31 @@ impl SharedCalls {
         Self { table: Arc::new(table), runtimes: Mutex::default() }
     }
 
-    /// Asks in a call that others share.
-    pub(super) async fn ask(self: Arc<Self>, asked: Asked, counters: Box<[u64]>) -> Answer {
+    /// Asks in a call that others share. A question that expires before it is sent is no failure
+    /// of the server.
+    pub(super) async fn ask(
+        self: Arc<Self>,
+        asked: Asked,
+        counters: Box<[u64]>,
+        deadline: Duration,
+    ) -> Answer {
         let gathering = self.of_this_runtime()?;
         let (reply, answer) = oneshot::channel();
-        let question = WaitingQuestion { asked, counters, tries: 0, reply };
+        let until = Instant::now().checked_add(deadline);
+        let is_sent = Arc::new(AtomicBool::new(false));
+        let of = Arc::clone(&is_sent);
+        let question = WaitingQuestion { asked, counters, tries: 0, until, is_sent: of, reply };
         if let Some(alone) = gathering.change_queue(|queue| queue.push(question)) {
             gathering.runtime.spawn(gathering.make_call(alone));
         }
         drop(gathering);
-        let ended = || StoreError::new("the call to the store has ended without an answer");
-        answer.await.unwrap_or_else(|_| Err(ended()))
+        let failed = |sent| match is_sent.load(Ordering::Relaxed) {
+            true => StoreError::new(sent),
+            false => StoreError::new("the call to the store could not be sent in time").unsent(),
+        };
+        let ended = "the call to the store has ended without an answer";
+        let answer = async { answer.await.unwrap_or_else(|_| Err(failed(ended))) };
+        with_deadline(until, answer, || failed(LATE)).await
     }
 
     fn of_this_runtime(self: &Arc<Self>) -> Result<Arc<Gathering>, StoreError> {
@@ -247,7 +267,10 @@ impl Backlog {
     /// Before those that came later.
     fn push_again(&mut self, again: Vec<WaitingQuestion>) {
         self.ready.reserve(again.len());
-        again.into_iter().rev().for_each(|waiting| self.ready.push_front(waiting));
+        for waiting in again.into_iter().rev() {
+            waiting.is_sent.store(false, Ordering::Relaxed);
+            self.ready.push_front(waiting);
+        }
     }
 
     fn note_time(&mut self, now: Instant, took: Duration) {
@@ -265,10 +288,11 @@ impl Backlog {
             return None;
         }
         let (mut questions, mut counters) = (Vec::new(), HashSet::new());
+        let now = Instant::now();
         while questions.len() < MAX_QUESTIONS
             && let Some(next) = self.ready.pop_front()
         {
-            if !next.is_wanted() {
+            if !next.is_wanted(now) {
                 continue;
             }
             let Some(next) = self.unless_blocked(next) else { continue };
@@ -278,6 +302,7 @@ impl Backlog {
                 break;
             }
             counters.extend(&next.counters);
+            next.is_sent.store(true, Ordering::Relaxed);
             questions.push(next);
         }
         if questions.is_empty() {
