@@ -18,7 +18,6 @@ use redis::{
 
 use super::connect::{first_success, host_and_port, silence};
 use super::link::{Answering, Connected, Ranges, Servers, Shards, Slots, owner_of};
-use super::script::rights;
 use crate::sync;
 
 /// How long the client library waits for a silent node's connection at first: near nodes connect
@@ -51,7 +50,6 @@ pub(crate) async fn open(
 /// short.
 pub(crate) async fn connect<C, R>(
     open: Arc<impl Fn(Option<Duration>, Duration) -> R>,
-    asks: bool,
     servers: Arc<Servers>,
 ) -> RedisResult<Connected>
 where
@@ -69,12 +67,6 @@ where
         Box::pin(async move { connection.route_command(call, to).await?.extract_error() })
     });
     let ranges = note_slots(ask_a_master(&ask, slots_call()).await?, &servers);
-    if asks {
-        // Calls to other nodes fail if those lack a command.
-        for call in rights::calls_with(&[]) {
-            rights::check_permitted(ask_a_master(&ask, call).await)?;
-        }
-    }
     let known = Arc::new(Mutex::new(ranges.clone()));
     let connection =
         Redirected { connection, ranges: Arc::clone(&known), silent: Arc::new(AtomicU64::new(0)) };

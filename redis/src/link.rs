@@ -306,11 +306,6 @@ impl Connection {
         }
     }
 
-    /// For calls that don't count for the shard's health.
-    pub(super) fn handle(&mut self) -> &mut dyn Handle {
-        &mut *self.connection
-    }
-
     /// The connection had ended before the last command was handed to it.
     pub(super) fn is_unsent(&self) -> bool {
         self.unsent

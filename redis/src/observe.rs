@@ -1,8 +1,5 @@
-//! What operators see of connections: counters through `metrics`, and one warning, through `tracing`
-//! or to standard error. The rest is the core's.
+//! What operators see of connections: counters through `metrics`. The rest is the core's.
 
-use std::io::Write;
-use std::sync::Once;
 #[cfg(feature = "metrics")]
 use std::sync::OnceLock;
 
@@ -58,25 +55,4 @@ pub(crate) fn store_connected() {
 pub(crate) fn store_checked() {
     #[cfg(feature = "metrics")]
     counter!(CONNECTIONS[1].0).increment(1);
-}
-
-/// A warning, once in the life of the process. If no subscriber shows it, it goes to standard error.
-pub(crate) fn doubt(hint: &str) {
-    static LOGGED: Once = Once::new();
-
-    LOGGED.call_once(|| {
-        #[cfg(feature = "tracing")]
-        tracing::warn!(target: "tower_fixed_window", "{hint}");
-        if !shows_errors() {
-            // `eprintln!` panics if standard error is closed.
-            let _ = writeln!(std::io::stderr(), "tower_fixed_window: {hint}");
-        }
-    });
-}
-
-fn shows_errors() -> bool {
-    #[cfg(feature = "tracing")]
-    return tracing::event_enabled!(target: "tower_fixed_window", tracing::Level::ERROR);
-    #[cfg(not(feature = "tracing"))]
-    false
 }

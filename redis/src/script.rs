@@ -11,7 +11,6 @@ use tower_fixed_window::store::{Account, Charge, State, Windows};
 
 mod command;
 mod merged;
-pub(super) mod rights;
 
 pub(super) use command::{Commands, instant};
 pub(super) use merged::MergedCall;

@@ -247,7 +247,7 @@ impl RedisStore {
         C: ConnectionLike + Connect + Clone + Send + Sync + Unpin + 'static,
     {
         let open = Arc::new(open);
-        let connect = move |asks, servers| cluster::connect(Arc::clone(&open), asks, servers);
+        let connect = move |servers| cluster::connect(Arc::clone(&open), servers);
         Self::from_origin(Origin::sharded(connect)).one_by_one()
     }
 

@@ -12,7 +12,6 @@ use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::link::{Connection, Link, is_from_replica};
-use super::super::script::rights::{self, missing_command};
 use super::super::script::{Answer, MANY, MergedCall, ONE, is_script};
 use super::failure::{is_of_forbidden_key, is_of_key, late_error, store_error, unsent_error};
 use super::gather::QueuedQuestion;
@@ -127,10 +126,7 @@ async fn send_and_resend(
         match answers {
             // Behind a proxy, another server may have it, so the charge is sent with the script.
             Err(_) if loads.is_some() && missing.is_none() => missing = loads,
-            mut answers => {
-                name_missing(&mut answers, connection).await;
-                return answers.map(|answers| (answers, Some(now.elapsed())));
-            }
+            answers => return answers.map(|answers| (answers, Some(now.elapsed()))),
         }
     }
 }
@@ -177,25 +173,6 @@ async fn next_connection<'a>(
         left.replace();
     }
     Ok(over.insert(link.get_connection(patience).await?))
-}
-
-/// If an error does not name the missing command, asks for it.
-async fn name_missing(
-    answers: &mut RedisResult<Vec<RedisResult<Answer>>>,
-    connection: &mut Connection,
-) {
-    let errors: Vec<&mut RedisError> = match answers {
-        Ok(answers) => answers.iter_mut().filter_map(|answer| answer.as_mut().err()).collect(),
-        Err(error) => vec![error],
-    };
-    let is_unnamed = |error: &&mut RedisError| matches!(missing_command(error), Some((_, None)));
-    let unnamed: Vec<_> = errors.into_iter().filter(is_unnamed).collect();
-    if !unnamed.is_empty()
-        && let Err(named) = rights::check(connection.handle()).await
-        && missing_command(&named).is_some()
-    {
-        unnamed.into_iter().for_each(|error| error.clone_from(&named));
-    }
 }
 
 fn is_refused_by_replica(answer: &RedisResult<Answer>) -> bool {

@@ -11,7 +11,6 @@ use tokio::time::Instant;
 #[cfg(feature = "tls")]
 use super::super::connect::describe_tls_refusal;
 use super::super::connect::{FULL, SILENT};
-use super::super::script::rights::missing_command;
 use tower_fixed_window::StoreError;
 
 /// Timers are not so late on a busy machine.
@@ -109,6 +108,33 @@ pub(super) fn is_of_forbidden_key(error: &RedisError) -> bool {
     error.code() == Some("NOPERM")
         && missing_command(error).is_none()
         && error.detail().is_some_and(|said| said.contains("key"))
+}
+
+/// Within a script, too; with the command, if that is known.
+fn missing_command(error: &RedisError) -> Option<(&'static str, Option<&str>)> {
+    let said = error.detail()?;
+    let named = |after| {
+        let (name, _) = said.split_once(after)?.1.split_once('\'')?;
+        // Other names may contain a secret.
+        let plain = |byte: u8| byte.is_ascii_alphabetic() || b"|, _".contains(&byte);
+        (name.len() <= 100 && name.bytes().all(plain)).then_some(name)
+    };
+    let has = |words: &[&str]| words.iter().any(|words| said.contains(words));
+    let forbidden = ["permissions to run the '", "can't run this command"];
+    let absent = ["nknown command '", "command called from", "Invalid command passed"];
+    // Versions 5.1 and 5.4 of Lua word it in these ways.
+    let of_lua = ["global variable '", "global '", "field '", "upvalue '"];
+    if has(&forbidden) {
+        Some(("Redis does not permit a command that is needed", named(forbidden[0])))
+    } else if has(&absent) {
+        Some(("Redis lacks a command that is needed", named(absent[0])))
+    } else if has(&["rong number of args calling"]) {
+        Some(("Redis lacks options that are needed, as of Redis 7.0", Some("pexpireat")))
+    } else if has(&["nonexistent global variable", "attempt to call", "attempt to index global"]) {
+        Some(("Redis lacks a function of Lua that is needed", of_lua.into_iter().find_map(named)))
+    } else {
+        None
+    }
 }
 
 fn harmless_code(error: &RedisError) -> Option<String> {

@@ -12,12 +12,10 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::Instant;
 
 use super::shards::{Answering, Shards};
-use crate::script::rights;
 use crate::sync;
 
 pub(crate) type Connected = (Box<dyn Handle>, Shards);
-/// With `true`, also asks for the needed commands, and fails if one is missing.
-type Connect = Arc<dyn Fn(bool, Arc<Servers>) -> Answering<Connected> + Send + Sync>;
+type Connect = Arc<dyn Fn(Arc<Servers>) -> Answering<Connected> + Send + Sync>;
 
 pub(crate) struct Origin {
     /// Opened by the app.
@@ -30,8 +28,6 @@ pub(crate) struct Origin {
     since: Instant,
     /// When a runtime last got an answer, in milliseconds after `since`.
     answered_at: AtomicU64,
-    /// A server had all needed commands. Another one proves it when it gets scripts.
-    pub(super) permitted: AtomicBool,
 }
 
 impl Origin {
@@ -45,15 +41,9 @@ impl Origin {
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: Handle,
     {
-        let connect: Connect = Arc::new(move |asks, servers| {
+        let connect: Connect = Arc::new(move |servers| {
             let connected = connect(servers);
-            Box::pin(async move {
-                let mut connection: Box<dyn Handle> = Box::new(connected.await?);
-                if asks {
-                    rights::check(&mut *connection).await?;
-                }
-                Ok((connection, Shards::single()))
-            })
+            Box::pin(async move { Ok((Box::new(connected.await?) as _, Shards::single())) })
         });
         Self::new(None, Some(connect), false)
     }
@@ -61,18 +51,18 @@ impl Origin {
     #[cfg(feature = "cluster")]
     pub(crate) fn sharded<F, R>(connect: F) -> Self
     where
-        F: Fn(bool, Arc<Servers>) -> R + Send + Sync + 'static,
+        F: Fn(Arc<Servers>) -> R + Send + Sync + 'static,
         R: Future<Output = RedisResult<Connected>> + Send + 'static,
     {
-        let connect: Connect = Arc::new(move |asks, servers| Box::pin(connect(asks, servers)));
+        let connect: Connect = Arc::new(move |servers| Box::pin(connect(servers)));
         Self::new(None, Some(connect), true)
     }
 
     fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
         let (cut_off, since) = (Default::default(), Instant::now());
         let answered_at = AtomicU64::new(0);
-        let (permitted, servers) = (AtomicBool::new(false), Arc::default());
-        Self { given, connect, sharded, servers, cut_off, since, answered_at, permitted }
+        let servers = Arc::default();
+        Self { given, connect, sharded, servers, cut_off, since, answered_at }
     }
 
     pub(crate) fn now(&self) -> u64 {

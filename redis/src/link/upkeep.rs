@@ -406,10 +406,8 @@ async fn wait_until_whole(changes: &mut watch::Receiver<Status>) {
 async fn connect_and_probe(origin: Arc<Origin>, upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
     let start = Instant::now();
     let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
-    let asks = !origin.permitted.load(Relaxed);
     let connect = origin.connect.as_ref().ok_or_else(gone)?;
-    let (mut connection, shards) = connect(asks, Arc::clone(&origin.servers)).await?;
-    origin.permitted.store(true, Relaxed);
+    let (mut connection, shards) = connect(Arc::clone(&origin.servers)).await?;
     shards.mark_reachable(origin.now());
     let (grace, lost) = {
         let upkeep = upkeep.upgrade().ok_or_else(gone)?;

@@ -14,7 +14,6 @@
 
 local redis, KEYS, pack, tonumber = redis, KEYS, nil, tonumber
 --[[ needs ]]
-local may_set = not may or may('HSET')
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 
@@ -97,8 +96,6 @@ local function decide_group(before)
       decide(before + i, group[i][1], nil, nil, nil, nil, 0)
     end
     return
-  elseif not may_set then
-    error({ err = "NOPERM this user has no permissions to run the 'hset' command" })
   end
   for i = 1, size do
     local place, kind = before + i, group[i]

@@ -15,17 +15,38 @@ local micros = time[1] * 1000000 + time[2]
 --[[ window ]]
 
 ----- needs
--- Nothing may fail after the first write: this user can have lost a right.
+-- Nothing may fail after the first write, and this user can have lost a right. So all commands are asked for
+-- before, a reset's too. What lacks is named, worded as a server's own errors.
 local may = redis.acl_check_cmd
-if may then
-  local denied = not may('PEXPIREAT') and 'pexpireat' or not may('HLEN') and 'hlen'
-    or not may('HGETALL') and 'hgetall'
-  if denied then
-    error({ err = "NOPERM this user has no permissions to run the '" .. denied .. "' command" })
-  end
-else
+if not may then
   -- A server without that function may lack these options. This changes nothing.
   redis.call('PEXPIREAT', KEYS[1], 1, 'GT')
+  for _, answer in ipairs({ redis.pcall('HLEN', KEYS[1]), redis.pcall('HGETALL', KEYS[1]) }) do
+    local why = type(answer) == 'table' and answer.err
+    if why and not string.find(why, '^WRONGTYPE') then
+      error(answer)
+    end
+  end
+end
+local _, has_all = pcall(function()
+  return not may or may('TIME') and may('HINCRBY') and may('HGET') and may('HMGET') and may('HSET')
+    and may('HLEN') and may('HGETALL') and may('PEXPIREAT') and may('DEL')
+end)
+if has_all ~= true then
+  local absent, forbidden = {}, {}
+  for _, command in ipairs({
+    'time', 'hincrby', 'hget', 'hmget', 'hset', 'hlen', 'hgetall', 'pexpireat', 'del',
+  }) do
+    local is_known, is_permitted = pcall(may, command)
+    local list = not is_known and absent or not is_permitted and forbidden
+    if list then
+      list[#list + 1] = command
+    end
+  end
+  if #absent > 0 then
+    error({ err = "ERR unknown command '" .. table.concat(absent, ', ') .. "'" })
+  end
+  error({ err = "NOPERM no permissions to run the '" .. table.concat(forbidden, ', ') .. "' command" })
 end
 
 ----- plain
@@ -541,33 +562,3 @@ elseif redis.call('HLEN', KEYS[place]) > 1 then
     redis.call('PEXPIREAT', KEYS[place], last + shift)
   end
 end
-
------ rights
--- Fails with the names of the needed commands that can't be called. Redis 7.0 crashes when it is asked for
--- EVALSHA. A server that can't be asked answers 0.
-
-if not redis.acl_check_cmd then
-  if KEYS[1] then
-    -- Fails on servers before Redis 7. This changes nothing.
-    redis.call('PEXPIREAT', KEYS[1], 1, 'GT')
-  end
-  return 0
-end
-
-local absent, forbidden = {}, {}
-for _, command in ipairs({
-  'time', 'hincrby', 'hget', 'hmget', 'hset', 'hlen', 'hgetall', 'pexpireat', 'del',
-}) do
-  local known, may = pcall(redis.acl_check_cmd, command)
-  local list = not known and absent or not may and forbidden
-  if list then
-    list[#list + 1] = command
-  end
-end
--- Worded as a server's own errors.
-if #absent > 0 then
-  return { err = "ERR unknown command '" .. table.concat(absent, ', ') .. "'" }
-elseif #forbidden > 0 then
-  return { err = "NOPERM no permissions to run the '" .. table.concat(forbidden, ', ') .. "' command" }
-end
-return 1
