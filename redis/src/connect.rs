@@ -66,11 +66,16 @@ async fn open_and_ping(client: &Client, nth: usize) -> RedisResult<MultiplexedCo
         .set_pipeline_buffer_size(PIPELINE);
     let config = if nth == 0 { config } else { config.set_dns_resolver(Nth(nth)) };
     let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    ping(&mut connection).await.map(|()| connection)
+}
+
+/// The system accepts connections of a server that hangs.
+pub(crate) async fn ping(connection: &mut impl ConnectionLike) -> RedisResult<()> {
     let answer = connection.req_packed_command(&cmd("PING")).await;
     match answer.and_then(Value::extract_error) {
-        // The system accepts connections of a server that hangs. Decisions show other errors.
+        // Decisions show other errors.
         Err(error) if error.code().is_none() || error.detail() == Some(FULL) => Err(error),
-        _ => Ok(connection),
+        _ => Ok(()),
     }
 }
 

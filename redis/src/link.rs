@@ -147,12 +147,8 @@ impl Link {
         if status.attempts.is_none() {
             // No caller asked for a while, so this one waits with all its patience.
             health.mark_lost(now);
-            let connects_itself = status.connection.is_some() && origin.connect.is_none();
             drop(status);
-            match connects_itself {
-                true => self.start_check(&health, None),
-                false => upkeep.renew(),
-            }
+            upkeep.renew();
             return Ok(Err(origin.instant(now) + PAUSE));
         }
         let until = health.lost_since().saturating_add(patience);
@@ -166,10 +162,10 @@ impl Link {
         Err(status.error.clone().unwrap_or_else(silence))
     }
 
-    /// `sent`: when a call was sent that has failed, if one has.
-    fn start_check(&self, health: &Health, sent: Option<u64>) {
+    /// `sent`: when the call was sent that has failed.
+    fn start_check(&self, health: &Health, sent: u64) {
         let status = self.upkeep.status.borrow();
-        let (check, ends_at) = self.upkeep.check(self.key.clone(), &status, sent);
+        let (check, ends_at) = self.upkeep.check(self.key.clone(), &status, Some(sent));
         health.check_ends.store(ends_at, Relaxed);
         tokio::spawn(check);
     }
@@ -209,14 +205,14 @@ impl Link {
             self.mark_silent(made, health, at);
         } else if origin.sharded && health.check_ends.load(Relaxed) <= now {
             // Another shard may have answered since, if slots have moved.
-            self.start_check(health, Some(at));
+            self.start_check(health, at);
         }
     }
 
     /// Tests the shard: it may answer again.
     fn mark_silent(&self, made: u64, health: &Health, since: u64) {
         if self.mark_lost(made, health, since) {
-            self.start_check(health, Some(since));
+            self.start_check(health, since);
         }
     }
 }
@@ -235,7 +231,7 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let (upkeep, health) = (&*self.link.upkeep, &*self.health);
-        if self.is_replaced() && health.rests_since(upkeep.origin.now()) {
+        if health.rests_since(upkeep.origin.now()) {
             // Its answer is not awaited. A connection that does not take it has ended.
             let mut probe = probe_for(self.link.key.as_deref());
             let taken = self.connection.req_packed_command(probe.set_no_response(true)).await;
@@ -290,7 +286,7 @@ impl Connection {
         let origin = &self.link.upkeep.origin;
         let health = self.link.current_health(self.made, &self.health);
         if origin.sharded && health.check_ends.load(Relaxed) <= origin.now() {
-            self.link.start_check(&health, Some(self.at));
+            self.link.start_check(&health, self.at);
         }
     }
 
@@ -313,7 +309,7 @@ impl Connection {
 
     /// Another connection may lead to the master if this one leads to a replica.
     pub(super) fn is_replaceable(&self) -> bool {
-        self.is_replaced() && !self.after_replica
+        !self.after_replica
     }
 
     pub(super) fn replace(self) {
@@ -326,10 +322,6 @@ impl Connection {
             health.led_to_replica.store(true, Relaxed);
             link.mark_lost(made, &health, now);
         }
-    }
-
-    fn is_replaced(&self) -> bool {
-        self.link.upkeep.origin.connect.is_some()
     }
 }
 

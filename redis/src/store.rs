@@ -23,7 +23,7 @@ use crate::calls::{Calls, address_error};
 use crate::cluster;
 #[cfg(feature = "sentinel")]
 use crate::connect::first_success;
-use crate::connect::{install_tls_provider, open, server_name, with_keepalive};
+use crate::connect::{install_tls_provider, open, ping, server_name, with_keepalive};
 use crate::link::Origin;
 use crate::observe::Meters;
 use crate::script::Commands;
@@ -389,11 +389,14 @@ where
 {
     /// Creates a store for an open connection: a `MultiplexedConnection`, a `ConnectionManager`, a
     /// `ClusterConnection`. It has to reconnect itself when it is lost, unlike a store of
-    /// [`RedisStore::new`]: the store sends a `PING` after a second without calls, and another one
-    /// if that fails. A `ClusterConnection` repeats calls that it has lost, so a refund can come
-    /// back twice: [`RedisStore::cluster`] does not.
+    /// [`RedisStore::new`]: the store sends a `PING` until one is answered. A `ClusterConnection`
+    /// repeats calls that it has lost, so a refund can come back twice: [`RedisStore::cluster`] does
+    /// not.
     fn from(connection: C) -> Self {
-        Self::from_origin(Origin::given(connection))
+        Self::connecting(move || {
+            let mut connection = connection.clone();
+            async move { ping(&mut connection).await.map(|()| connection) }
+        })
     }
 }
 

@@ -18,9 +18,7 @@ pub(crate) type Connected = (Box<dyn Handle>, Shards);
 type Connect = Arc<dyn Fn(Arc<Servers>) -> Answering<Connected> + Send + Sync>;
 
 pub(crate) struct Origin {
-    /// Opened by the app.
-    pub(crate) given: Option<Box<dyn Handle>>,
-    pub(crate) connect: Option<Connect>,
+    pub(super) connect: Connect,
     pub(crate) sharded: bool,
     pub(crate) servers: Arc<Servers>,
     /// Parts that no connection can be had to: usually none, and then nothing is locked.
@@ -31,10 +29,6 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    pub(crate) fn given(connection: impl Handle) -> Self {
-        Self::new(Some(Box::new(connection)), None, false)
-    }
-
     pub(crate) fn connecting<F, R, C>(connect: F) -> Self
     where
         F: Fn(Arc<Servers>) -> R + Send + Sync + 'static,
@@ -45,7 +39,7 @@ impl Origin {
             let connected = connect(servers);
             Box::pin(async move { Ok((Box::new(connected.await?) as _, Shards::single())) })
         });
-        Self::new(None, Some(connect), false)
+        Self::new(connect, false)
     }
 
     #[cfg(feature = "cluster")]
@@ -54,15 +48,14 @@ impl Origin {
         F: Fn(Arc<Servers>) -> R + Send + Sync + 'static,
         R: Future<Output = RedisResult<Connected>> + Send + 'static,
     {
-        let connect: Connect = Arc::new(move |servers| Box::pin(connect(servers)));
-        Self::new(None, Some(connect), true)
+        Self::new(Arc::new(move |servers| Box::pin(connect(servers))), true)
     }
 
-    fn new(given: Option<Box<dyn Handle>>, connect: Option<Connect>, sharded: bool) -> Self {
+    fn new(connect: Connect, sharded: bool) -> Self {
         let (cut_off, since) = (Default::default(), Instant::now());
         let answered_at = AtomicU64::new(0);
         let servers = Arc::default();
-        Self { given, connect, sharded, servers, cut_off, since, answered_at }
+        Self { connect, sharded, servers, cut_off, since, answered_at }
     }
 
     pub(crate) fn now(&self) -> u64 {

@@ -80,13 +80,9 @@ impl Status {
 impl Upkeep {
     pub(super) fn new(origin: &Arc<Origin>) -> Self {
         let shards = Shards::single();
-        let connection = origin.given.as_ref().map(|connection| connection.boxed());
-        match connection {
-            Some(_) => shards.mark_reachable(origin.now()),
-            None => shards.shard_of(None).mark_lost(origin.now()),
-        }
+        shards.shard_of(None).mark_lost(origin.now());
         let status = Status {
-            connection,
+            connection: None,
             shards,
             made: 0,
             made_at: Instant::now(),
@@ -218,31 +214,16 @@ impl Upkeep {
             observe::store_checked();
             let start = Instant::now();
             let probe = probe_for(key.as_deref());
+            // Any reply, even NOPERM, proves that the connection is alive.
             let mut alive = pin!(async {
-                // A connection that reconnects by itself may do so at the first probe.
-                for _ in 0..2 {
-                    match connection.req_packed_command(&probe).await {
-                        Err(error) if needs_replacement(&error) => {}
-                        // Any reply, even NOPERM, proves that the connection is alive.
-                        _ => return true,
-                    }
-                }
-                false
+                let answer = connection.req_packed_command(&probe).await;
+                !answer.is_err_and(|error| needs_replacement(&error))
             });
             let mut answer = timeout(grace, alive.as_mut()).await.ok();
-            let mut _work = None;
             if answer != Some(true) {
                 let Some(upkeep) = this.upgrade() else { return };
-                let reconnects_itself = upkeep.origin.connect.is_none();
-                if reconnects_itself && answer.is_some() {
-                    // Let the next call return the real error.
-                    return upkeep.note_well(&health);
-                }
                 health.mark_lost_once(lost_since);
-                match reconnects_itself {
-                    true => _work = upkeep.begin_work(),
-                    false => upkeep.renew(),
-                }
+                upkeep.renew();
                 // Callers no longer wait for the check, and get the error of the attempts.
                 health.check_ends.store(0, Relaxed);
                 upkeep.status.send_modify(|_| {});
@@ -281,9 +262,6 @@ impl Upkeep {
     }
 
     pub(super) fn renew(self: &Arc<Self>) {
-        if self.origin.connect.is_none() {
-            return;
-        }
         self.asked_at.store(self.origin.now(), Relaxed);
         if let Some(work) = self.begin_work() {
             self.status.send_modify(|status| status.error = None);
@@ -406,8 +384,7 @@ async fn wait_until_whole(changes: &mut watch::Receiver<Status>) {
 async fn connect_and_probe(origin: Arc<Origin>, upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
     let start = Instant::now();
     let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
-    let connect = origin.connect.as_ref().ok_or_else(gone)?;
-    let (mut connection, shards) = connect(Arc::clone(&origin.servers)).await?;
+    let (mut connection, shards) = (origin.connect)(Arc::clone(&origin.servers)).await?;
     shards.mark_reachable(origin.now());
     let (grace, lost) = {
         let upkeep = upkeep.upgrade().ok_or_else(gone)?;
