@@ -8,8 +8,8 @@ use std::time::Duration;
 use fastrand::Rng;
 use harness::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
 use tokio::time::sleep;
-use tower_fixed_window::store::{Remote, Reply, Store};
-use tower_fixed_window::{Clock, ManualClock, MemoryStore, StoreError};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, StoreError};
 
 /// The start of an hour.
 pub(crate) const TURN: u64 = 1_700_002_800_000;
@@ -131,11 +131,31 @@ async fn pass(way: Duration) {
     }
 }
 
-/// It writes four functions of a store, and the others are as those of its remote.
+struct Around(Remote);
+
+impl Store for Around {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.0.charge(charge)
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.0.adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.0.reset(scope, key)
+    }
+
+    fn remote(&self) -> Option<Remote> {
+        Some(self.0.clone())
+    }
+}
+
+/// The other functions of a store have defaults.
 #[test]
 fn a_store_around_a_remote_is_shared_named_and_timed_as_it_is() {
     let remote = Remote::around(MemoryStore::new().clock(ManualClock::at_ms(7)));
-    let node = Node { remote: remote.clone() };
-    assert_eq!((node.is_shared(), node.charges_together()), (false, true));
-    assert_eq!((node.identity(), node.now_ms()), (remote.identity(), 7));
+    let around = Around(remote.clone());
+    assert_eq!((around.is_shared(), around.charges_together()), (false, true));
+    assert_eq!((around.identity(), around.now_ms()), (remote.identity(), 7));
 }

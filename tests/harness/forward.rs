@@ -76,6 +76,10 @@ macro_rules! forward_to_remote {
                 $to.charge(charge)
             }
 
+            fn charges_together(&$this) -> bool {
+                $to.charges_together()
+            }
+
             fn adjust(
                 &$this,
                 adjust: tower_fixed_window::store::Adjust<'_>,
@@ -91,8 +95,16 @@ macro_rules! forward_to_remote {
                 $to.reset(scope, key)
             }
 
+            fn is_shared(&$this) -> bool {
+                $to.is_shared()
+            }
+
             fn remote(&$this) -> Option<tower_fixed_window::store::Remote> {
                 $to.remote()
+            }
+
+            fn now_ms(&$this) -> u64 {
+                $to.now_ms()
             }
         }
     };
