@@ -215,7 +215,7 @@ fn outcome(browser: &mut Browser, form: &str) -> String {
 }
 
 #[test]
-#[ignore = "it needs a browser: scripts/playground-test"]
+#[ignore = "it needs Chromium: examples/README.md"]
 fn in_a_browser() {
     let server = start(10);
     let mut browser = Browser::open(&format!("http://{}/", server.address));
