@@ -4,6 +4,6 @@ mod direction;
 mod layout;
 mod options;
 mod other_stacks;
+mod pages;
 mod tour;
 mod tutorial;
-mod words;
