@@ -32,7 +32,7 @@ pages! {
     trouble: "../docs/trouble.md";
 }
 
-/// The rules by number, S1 to S41, are published with the suite that checks stores against them:
+/// The rules by number, S1 to S42, are published with the suite that checks stores against them:
 /// [`tower_fixed_window_conformance::rules`].
 ///
 /// [`tower_fixed_window_conformance::rules`]:

@@ -67,7 +67,7 @@ const MOST_WORDS: [(&str, usize); 6] = [
     ("docs/semantics.md", 6_500),
 ];
 /// The guide, without its reference and its tutorial.
-const GUIDE: (usize, usize) = (18, 19_050);
+const GUIDE: (usize, usize) = (18, 19_400);
 
 #[test]
 fn pages_are_short() {
@@ -77,11 +77,9 @@ fn pages_are_short() {
         let (_, page) = pages.iter().find(|(it, _)| it == name).expect(name);
         assert!(words(page) <= most, "{name} has {} words, and not {most}", words(page));
     }
-    let is_guide = |name: &str| {
-        name.starts_with("docs/")
-            && !name.ends_with("semantics.md")
-            && !name.ends_with("tutorial.md")
-    };
+    let others = ["semantics.md", "tutorial.md", "operations/README.md"];
+    let is_guide =
+        |name: &str| name.starts_with("docs/") && !others.iter().any(|it| name.ends_with(it));
     let guide: Vec<_> = pages.iter().filter(|(name, _)| is_guide(name)).collect();
     let all = guide.iter().map(|(_, page)| words(page)).sum::<usize>();
     assert!(guide.len() <= GUIDE.0 && all <= GUIDE.1, "{all} words in {} pages", guide.len());
