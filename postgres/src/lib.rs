@@ -1,3 +1,9 @@
+// If a link is defined twice, the first definition wins: these are for rustdoc, those of the page for
+// the repository.
+#![doc = "[guide]: https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/"]
+#![doc = "[many_nodes]: https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/many_nodes/"]
+#![doc = "[redis]: https://docs.rs/tower-fixed-window-redis"]
+#![doc = ""]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

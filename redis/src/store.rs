@@ -57,7 +57,7 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// In a tokio runtime, the store connects when it is created, else with the first call; Redis does
 /// not have to be up. Calls end by the [`deadline`](Self::deadline), 250 ms by default, and while
 /// Redis is down, the policy decides ([`on_failure`](Self::on_failure)). A call whose outcome is
-/// unknown is not sent again. [The guide](https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/many_nodes/#when-redis-is-down) has the
+/// unknown is not sent again. [The guide](https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/many_nodes/#when-the-store-is-down) has the
 /// rest.
 ///
 /// # What is in Redis
@@ -66,7 +66,7 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// layout, and in braces (one slot of a cluster) the name and
 /// [`Key::readable`](tower_fixed_window::Key::readable). A field for each quota is named by its windows
 /// ([`Quota::counter`](tower_fixed_window::Quota::counter)) and holds the window's start in microseconds, plus
-/// the tokens used in it: [an example](https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/many_nodes/#inspecting-counters).
+/// the tokens used in it: [an example](crate#inspecting-counters).
 ///
 /// Counts that don't fit this number are text, `used@start`, with the start in milliseconds: 1,000
 /// tokens or more for each millisecond of the window, counts that take n windows to return

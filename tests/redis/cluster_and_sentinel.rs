@@ -255,7 +255,7 @@ async fn a_tls_server_is_used_only_if_its_certificate_is_trusted() {
 
 /// The rights that the guide says a user needs, from `begins` to the end of the code.
 fn documented(begins: &str) -> String {
-    let guide = include_str!("../../docs/many-nodes.md");
+    let guide = include_str!("../../redis/README.md");
     let from = guide.find(begins).expect("it is documented");
     let rights = guide[from..].split('`').next().expect("it ends");
     rights.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -192,7 +192,7 @@ async fn what_an_older_server_lacks_is_named_and_nothing_is_written() {
     }
 }
 
-/// For the table in `docs/many-nodes.md`.
+/// For the table in `redis/README.md`.
 #[tokio::test]
 #[ignore = "TRY_REDIS has the address of a server to try"]
 async fn a_server_is_tried() {

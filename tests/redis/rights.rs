@@ -12,7 +12,7 @@ use tower_fixed_window_redis::RedisStore;
 
 /// The rights that the guide says a user needs.
 fn documented() -> Vec<&'static str> {
-    let guide = include_str!("../../docs/many-nodes.md");
+    let guide = include_str!("../../redis/README.md");
     let from = guide.find("~tfw1:* +").expect("it is documented");
     guide[from..].split('`').next().expect("it ends").split_whitespace().collect()
 }
