@@ -1,6 +1,7 @@
 //! Limits and windows: [`Quota`], and several of them at once, [`Quotas`].
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
 mod calendar;
@@ -88,6 +89,24 @@ pub struct Quota {
     /// At least `limit`: the rollover capacity.
     pub(crate) capacity: u64,
     pub(crate) max_reserved: u64,
+    since: Since,
+}
+
+/// The instant of [`Quota::starting_at`] in milliseconds, for a time zone that is set later, or a
+/// negative number. Equal windows can begin at others.
+#[derive(Clone, Copy)]
+struct Since(i64);
+
+impl PartialEq for Since {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Since {}
+
+impl Hash for Since {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -224,19 +243,56 @@ impl Quota {
             anchor: Anchor::Grid { offset },
             capacity: limit,
             max_reserved: 0,
+            since: Since(-1),
         })
     }
 
-    /// Shifts the windows to a grid that passes through the given time since the Unix epoch (UTC),
-    /// also before that time: to match another service, or for days that begin at a local midnight.
+    /// Lets windows begin at an instant, the given time since the Unix epoch, and at the same
+    /// distance before and after it: to match another service, or the moment at which a
+    /// subscription began. Months and years begin on its day and at its time of day, in shorter
+    /// months on the last day. With a time zone, which is set afterwards, so do days and weeks:
+    ///
+    /// ```
+    /// # #[cfg(feature = "time-zones")] {
+    /// use std::time::{Duration, UNIX_EPOCH};
+    /// use tower_fixed_window::Quota;
+    ///
+    /// // On 31 January 2025 at 09:05:09 in New York.
+    /// let subscribed = UNIX_EPOCH + Duration::from_secs(1_738_332_309);
+    /// let since_epoch = subscribed.duration_since(UNIX_EPOCH)?;
+    /// let quota = Quota::per_month(10_000).starting_at(since_epoch).in_zone("America/New_York");
+    /// assert_eq!(quota.counter().to_string(), "month+31+32709000@America/New_York");
+    /// # }
+    /// # Ok::<_, std::time::SystemTimeError>(())
+    /// ```
     ///
     /// # Panics
-    /// If the quota follows a calendar.
+    /// If the quota is in a time zone already: write `.starting_at(..)` before `.in_zone(..)`.
     #[track_caller]
-    pub const fn starting_at(mut self, since_epoch: Duration) -> Self {
-        self.check_no_calendar();
-        let offset = (since_epoch.as_millis() % self.window as u128) as u64;
-        self.anchor = Anchor::Grid { offset };
+    pub const fn starting_at(self, since_epoch: Duration) -> Self {
+        if let Anchor::Calendar(Calendar { zone, .. }) = self.anchor
+            && !zone.is_utc()
+        {
+            panic!("{}", QuotaError::CalendarAnchor.message());
+        }
+        let millis = since_epoch.as_millis();
+        let most = Self::MAX_TOKENS as u128;
+        let since = if millis < most { millis } else { most } as i64;
+        self.starting_at_clock(since, since)
+    }
+
+    /// What the zone's clock shows at this instant chooses the day and the time of day.
+    const fn starting_at_clock(mut self, since: i64, clock: i64) -> Self {
+        self.since = Since(since);
+        self.anchor = match self.anchor {
+            // In UTC, all days and all weeks are equally long.
+            Anchor::Calendar(calendar)
+                if !calendar.zone.is_utc() || calendar.period.max_days() > 7 =>
+            {
+                Anchor::Calendar(calendar.starting_at(clock))
+            }
+            _ => Anchor::Grid { offset: since as u64 % self.window },
+        };
         self
     }
 
@@ -304,7 +360,12 @@ impl Quota {
 
     fn in_named_zone(self, name: &str) -> Result<Self, QuotaError> {
         let period = self.calendar()?.period;
-        Ok(self.on_calendar(period, Zone::named(name)?))
+        let zone = Zone::named(name)?;
+        let quota = self.on_calendar(period, zone);
+        Ok(match self.since.0 {
+            ..0 => quota,
+            since => quota.starting_at_clock(since, zone.clock_at(since)),
+        })
     }
 
     /// Lets weeks begin on this day.
@@ -347,7 +408,7 @@ impl Quota {
 
     const fn starting_on(self, first: Period) -> Result<Self, QuotaError> {
         match (self.calendar(), first.validated()) {
-            (Ok(Calendar { period, zone }), Ok(first)) if period.kind() == first.kind() => {
+            (Ok(Calendar { period, zone, .. }), Ok(first)) if period.kind() == first.kind() => {
                 Ok(self.on_calendar(first, zone))
             }
             (Ok(_), _) => Err(QuotaError::FirstDay),
@@ -360,8 +421,8 @@ impl Quota {
 
         match (self.anchor, self.window) {
             (Anchor::Calendar(calendar), _) => Ok(calendar),
-            (Anchor::Grid { offset: 0 }, DAY_MS) => Ok(Calendar::new(Period::Day, Zone::UTC)),
-            (Anchor::Grid { offset: MONDAY_MS }, WEEK_MS) => Ok(Calendar::new(MONDAYS, Zone::UTC)),
+            (Anchor::Grid { .. }, DAY_MS) => Ok(Calendar::new(Period::Day, Zone::UTC)),
+            (Anchor::Grid { .. }, WEEK_MS) => Ok(Calendar::new(MONDAYS, Zone::UTC)),
             (_, DAY_MS | WEEK_MS) => Err(QuotaError::CalendarAnchor),
             _ => Err(QuotaError::NotACalendar),
         }
@@ -370,6 +431,7 @@ impl Quota {
     /// In UTC, days and weeks from Monday stay on a grid.
     const fn on_calendar(mut self, period: Period, zone: Zone) -> Self {
         self.window = period.max_days() * DAY_MS;
+        self.since = Since(-1);
         self.anchor = match period {
             Period::Day if zone.is_utc() => Anchor::Grid { offset: 0 },
             Period::Week(Weekday::Monday) if zone.is_utc() => Anchor::Grid { offset: MONDAY_MS },
@@ -634,7 +696,7 @@ impl QuotaError {
                 "only a day, a week, a month or a year follows a calendar: write Quota::per_day(n), per_week, per_month or per_year"
             }
             Self::CalendarAnchor => {
-                "a calendar says where windows begin: leave out staggered, from_first_request and starting_at"
+                "a calendar says where windows begin: leave out staggered and from_first_request, and write starting_at in place of a first day, before in_zone"
             }
             Self::FirstDay => {
                 "a week begins on a weekday, a month on a day from 1 to 31, a year on a month and a day: write .from_weekday(..), .from_day(..) or .from_date(..)"

@@ -9,6 +9,7 @@ use std::sync::PoisonError;
 use super::QuotaError;
 use super::zone::{RecentWindows, Zone};
 
+const DAY: i64 = super::DAY_MS as i64;
 /// The last instant (S11).
 const MAX: i64 = (1 << 53) - 1;
 /// 9999-12-31, the last day that windows begin on, in days since the epoch.
@@ -48,6 +49,8 @@ impl Weekday {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Calendar {
     pub(super) period: Period,
+    /// The time of day at which windows begin, in milliseconds.
+    pub(super) time: u32,
     pub(super) zone: Zone,
 }
 
@@ -70,21 +73,31 @@ pub(crate) struct Span {
 
 impl Calendar {
     pub(super) const fn new(period: Period, zone: Zone) -> Self {
-        Self { period, zone }
+        Self { period, time: 0, zone }
+    }
+
+    /// From the day and time that a clock shows.
+    pub(super) const fn starting_at(self, clock: i64) -> Self {
+        let (day, time) = (clock.div_euclid(DAY), clock.rem_euclid(DAY) as u32);
+        Self { period: self.period.starting_on(day), time, ..self }
     }
 
     /// Never inlined, so that grids need no stack for it.
     #[inline(never)]
     pub(crate) fn around(self, at: i64) -> Span {
         let (start, end) = self.zone.recent().get(self.period.index());
-        if start <= at && at < end { Span { start, end } } else { self.find_window(at) }
+        let is_recent = start <= at && at < end && self.time == 0;
+        if is_recent { Span { start, end } } else { self.find_window(at) }
     }
 
     #[cold]
     fn find_window(self, at: i64) -> Span {
         let period = self.period_at(at);
         let (start, end) = (self.period_start(period), self.period_start(period + 1));
-        self.zone.recent().set(self.period.index(), start, end);
+        // Those with a time of day are as many as there are subscriptions.
+        if self.time == 0 {
+            self.zone.recent().set(self.period.index(), start, end);
+        }
         Span { start, end }
     }
 
@@ -105,14 +118,22 @@ impl Calendar {
         self.period_start(period)
     }
 
-    /// The number of a window that begins at an instant, also by another edition of the zone data.
+    /// The number of a window that begins at an instant, even by another edition of the zone data.
     pub(crate) fn number_from(self, start: i64) -> i64 {
-        self.number(start.saturating_add(MOST_MOVED))
+        self.starting(start).unwrap_or_else(|| self.number(start.saturating_add(MOST_MOVED)))
     }
 
     /// From a boundary on. A part of a window before `to` counts as one.
     pub(crate) fn windows_until(self, from: i64, to: i64) -> i64 {
-        self.number(to.saturating_sub(MOST_MOVED)) + 1 - self.number_from(from)
+        let end = self.starting(to);
+        let end = end.unwrap_or_else(|| self.number(to.saturating_sub(MOST_MOVED)) + 1);
+        end - self.number_from(from)
+    }
+
+    /// Exactly, since a window can be shorter than a boundary moves: where a zone skipped a day.
+    fn starting(self, start: i64) -> Option<i64> {
+        let number = self.number(start);
+        (self.start_of(number) == start).then_some(number)
     }
 
     pub(crate) fn after(self, start: i64, n: i64) -> i64 {
@@ -132,7 +153,7 @@ impl Calendar {
             && self.saved_end(window.start).is_none()
             && let Some(saved) = self.zone.saved()
         {
-            let of = (self.period.index(), window);
+            let of = (self.id(), window);
             saved.write().unwrap_or_else(PoisonError::into_inner).push(of);
         }
     }
@@ -159,23 +180,25 @@ impl Calendar {
     fn saved(self) -> Vec<Span> {
         let Some(saved) = self.zone.saved() else { return Vec::new() };
         let saved = saved.read().unwrap_or_else(PoisonError::into_inner);
-        let of = saved.iter().filter(|(kind, _)| *kind == self.period.index());
+        let of = saved.iter().filter(|(id, _)| *id == self.id());
         of.map(|(_, window)| *window).collect()
     }
 
+    /// A time has 27 bits, so the upper 7 are never all set.
     pub(super) const fn id(self) -> u64 {
-        self.zone.id() << 16 | self.period.index() as u64
+        (self.zone.id() << 16 | self.period.index() as u64) ^ (self.time as u64) << 37
     }
 
     fn skipped_periods(self) -> &'static [i64] {
-        // Only days can be skipped: a week without one of its days is still a window.
-        if self.period == Period::Day { self.zone.skipped_days() } else { &[] }
+        // Only days from midnight on can be skipped: no zone has left out more than that.
+        let from_midnight = self.period == Period::Day && self.time == 0;
+        if from_midnight { self.zone.skipped_days() } else { &[] }
     }
 
     /// Counted from 1970, skipped ones included.
     fn period_at(self, at: i64) -> i64 {
         let at = at.clamp(-MAX, MAX - 1);
-        let day = self.zone.day_at(at.div_euclid(1_000)).min(LAST_DAY);
+        let day = (self.zone.clock_at(at) - i64::from(self.time)).div_euclid(DAY).min(LAST_DAY);
         let mut period = self.period.number_at(day);
         // If the clock is set back over midnight, the day that has begun goes on. A skipped period
         // is never found, since it ends where it begins.
@@ -191,13 +214,14 @@ impl Calendar {
     fn period_start(self, period: i64) -> i64 {
         match self.period.first_day(period) {
             day if day > LAST_DAY => MAX,
-            day => self.zone.first_instant(day) * 1_000,
+            day => self.zone.first_instant(day * DAY + i64::from(self.time)),
         }
     }
 }
 
 impl fmt::Display for Calendar {
-    /// Writes the text that identifies the counters: `month+15@America/New_York`.
+    /// Writes the text that identifies the counters: `month+15@America/New_York`, and of those that
+    /// begin at a time of day `month+15+50709000@America/New_York`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.period.name())?;
         match self.period {
@@ -205,6 +229,9 @@ impl fmt::Display for Calendar {
             Period::Week(first) => write!(f, "+{first}")?,
             Period::Month(first) => write!(f, "+{first}")?,
             Period::Year(month, day) => write!(f, "+{month:02}-{day:02}")?,
+        }
+        if self.time > 0 {
+            write!(f, "+{}", self.time)?;
         }
         write!(f, "@{}", self.zone.name())
     }
@@ -254,6 +281,18 @@ impl Period {
             }
         };
         if exists { Ok(self) } else { Err(QuotaError::FirstDay) }
+    }
+
+    /// The same period from another day on.
+    const fn starting_on(self, day: i64) -> Self {
+        let (year, month) = month_of(day);
+        let of_month = (day - first_of_month(year, month) + 1) as u8;
+        match self {
+            Self::Day => self,
+            Self::Week(_) => Self::Week(Weekday::NAMES[(day - MONDAY).rem_euclid(7) as usize].1),
+            Self::Month(_) => Self::Month(of_month),
+            Self::Year(..) => Self::Year(month as u8, of_month),
+        }
     }
 
     const fn index(self) -> usize {
@@ -312,7 +351,7 @@ const fn first_of_month(year: i64, month: i64) -> i64 {
     365 * year + leap + before - 719_468
 }
 
-fn month_of(day: i64) -> (i64, i64) {
+const fn month_of(day: i64) -> (i64, i64) {
     // Estimates by the mean year and a month of 31 days, which are then corrected.
     let mut year = 1_970 + (day * 400).div_euclid(146_097);
     while first_of_month(year, 1) > day {

@@ -113,6 +113,8 @@ const OPTIONS: [&str; 7] = [
     "in",
 ];
 const STARTING_AT: usize = 2;
+const FROM: usize = 5;
+const IN: usize = 6;
 /// The messages for options that occur twice: the first is for the three that choose where windows
 /// begin.
 const ONCE: [&str; 5] = [
@@ -191,7 +193,12 @@ impl<'a> Parser<'a> {
             if std::mem::replace(&mut seen[slot], true) {
                 return Err(self.error(at, ONCE[slot]));
             }
-            if option <= STARTING_AT && matches!(quota.anchor, Anchor::Calendar(_)) {
+            let fixed = match option {
+                FROM => seen[0],
+                STARTING_AT => seen[FROM - STARTING_AT] || seen[IN - STARTING_AT],
+                _ => option < STARTING_AT && matches!(quota.anchor, Anchor::Calendar(_)),
+            };
+            if fixed {
                 return Err(self.error(at, QuotaError::CalendarAnchor));
             }
             match option {
@@ -208,7 +215,7 @@ impl<'a> Parser<'a> {
                         return self.expected("a space");
                     }
                     let on_calendar = match option {
-                        5 => quota.starting_on(self.first_day()?),
+                        FROM => quota.starting_on(self.first_day()?),
                         _ => quota.in_named_zone(self.zone()?),
                     };
                     quota = on_calendar.map_err(|error| match error {
@@ -336,6 +343,7 @@ impl fmt::Display for Quota {
             Anchor::FirstRequest => f.write_str(" from-first-request")?,
             Anchor::Calendar(calendar) => {
                 match calendar.period {
+                    _ if calendar.time > 0 => write!(f, " starting-at={}ms", self.since.0)?,
                     Period::Day | Period::Week(Weekday::Monday) => {}
                     Period::Month(1) | Period::Year(1, 1) => {}
                     Period::Week(first) => write!(f, " from {first}")?,

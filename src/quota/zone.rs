@@ -17,16 +17,16 @@ use jiff::tz::{self, TimeZone};
 
 use super::{FNV_1A, QuotaError, Span, fnv_1a};
 
-pub(super) const DAY: i64 = 86_400;
-/// More seconds than any clock is away from UTC.
-const MAX_OFFSET: i64 = 26 * 3_600;
+const DAY: i64 = super::DAY_MS as i64;
+/// More than any clock is away from UTC.
+const MAX_OFFSET: i64 = 26 * 3_600_000;
 /// The Gregorian calendar repeats after 400 years, and so do the rules of zones outside of the
 /// years for which single changes are known.
-const CYCLE: i64 = 146_097;
-/// Days this close to the epoch, some 8,000 years, are looked up directly.
+const CYCLE: i64 = 146_097 * DAY;
+/// Instants this close to the epoch, some 8,000 years, are looked up directly.
 const NEAR: i64 = 20 * CYCLE;
 /// The end of the search for skipped days, in 2100. Later changes repeat the rules of until then.
-const SKIPPED_UNTIL: i64 = 4_102_444_800;
+const SKIPPED_UNTIL: i64 = 4_102_444_800_000;
 
 #[derive(Clone, Copy)]
 pub(super) struct Zone(Option<&'static LoadedZone>);
@@ -39,8 +39,8 @@ struct LoadedZone {
     /// Days that the zone's clock never showed.
     skipped: Vec<i64>,
     recent: RecentWindows,
-    /// Windows of files, which another edition of the zone data has cut: their kind, start and end.
-    saved: RwLock<Vec<(usize, Span)>>,
+    /// Windows of files, which another edition of the zone data has cut, by their calendar's id.
+    saved: RwLock<Vec<(u64, Span)>>,
 }
 
 static LOADED: RwLock<BTreeMap<&str, &LoadedZone>> = RwLock::new(BTreeMap::new());
@@ -97,24 +97,24 @@ impl Zone {
         self.0.map_or("UTC", |zone| &zone.name)
     }
 
-    /// The day that the zone's clock shows, since the epoch; instants are in seconds.
-    pub(super) fn day_at(self, at: i64) -> i64 {
-        let Some(zone) = self.0 else { return at.div_euclid(DAY) };
-        let cycles = whole_cycles(at.div_euclid(DAY)) * DAY;
-        (at + zone.rules.offset(at - cycles)).div_euclid(DAY)
+    /// What the zone's clock shows at an instant, as an instant of UTC.
+    pub(super) fn clock_at(self, at: i64) -> i64 {
+        let Some(zone) = self.0 else { return at };
+        at + zone.rules.offset(at - whole_cycles(at))
     }
 
-    pub(super) fn first_instant(self, day: i64) -> i64 {
-        let Some(zone) = self.0 else { return day * DAY };
-        let cycles = whole_cycles(day);
-        first_instant(&zone.rules, day - cycles) + cycles * DAY
+    /// The first instant at which the zone's clock shows this or a later time.
+    pub(super) fn first_instant(self, clock: i64) -> i64 {
+        let Some(zone) = self.0 else { return clock };
+        let cycles = whole_cycles(clock);
+        first_instant(&zone.rules, clock - cycles) + cycles
     }
 
     pub(super) fn skipped_days(self) -> &'static [i64] {
         self.0.map_or(&[], |zone| &zone.skipped)
     }
 
-    pub(super) fn saved(self) -> Option<&'static RwLock<Vec<(usize, Span)>>> {
+    pub(super) fn saved(self) -> Option<&'static RwLock<Vec<(u64, Span)>>> {
         self.0.map(|zone| &zone.saved)
     }
 
@@ -128,32 +128,32 @@ fn zone_id(name: &str) -> u64 {
     (fnv_1a(FNV_1A, name.bytes()) >> 24) + 1
 }
 
-/// By how many days, whole cycles, a day is moved so that the database knows its rules.
-fn whole_cycles(day: i64) -> i64 {
-    let beyond = (day.abs() - NEAR).max(0) as u64;
-    day.signum() * beyond.div_ceil(CYCLE as u64) as i64 * CYCLE
+/// By how much, in whole cycles, an instant is moved so that the database knows its rules.
+fn whole_cycles(at: i64) -> i64 {
+    let beyond = (at.abs() - NEAR).max(0) as u64;
+    at.signum() * beyond.div_ceil(CYCLE as u64) as i64 * CYCLE
 }
 
-fn first_instant(rules: &Rules, day: i64) -> i64 {
-    let shown = day * DAY;
-    let mut from = shown - MAX_OFFSET;
+fn first_instant(rules: &Rules, clock: i64) -> i64 {
+    let mut from = clock - MAX_OFFSET;
     let mut offset = rules.offset(from);
     for (change, next) in rules.changes(from) {
-        if shown - offset < change {
+        if clock - offset < change {
             break;
         }
         (from, offset) = (change, next);
     }
-    from.max(shown - offset)
+    from.max(clock - offset)
 }
 
 fn find_skipped_days(rules: &Rules) -> Vec<i64> {
-    let start = -NEAR * DAY;
+    let start = -NEAR;
     let mut offset = rules.offset(start);
     let mut skipped = Vec::new();
     for (change, next) in rules.changes(start).take_while(|(change, _)| *change < SKIPPED_UNTIL) {
         let days = [offset, next].map(|offset| (change + offset).div_euclid(DAY));
-        let is_skipped = |day: &i64| first_instant(rules, *day) == first_instant(rules, day + 1);
+        let begins = |day: i64| first_instant(rules, day * DAY);
+        let is_skipped = |day: &i64| begins(*day) == begins(day + 1);
         skipped.extend((days[0]..days[1]).filter(is_skipped));
         offset = next;
     }
@@ -211,8 +211,7 @@ impl RecentWindows {
     }
 }
 
-/// From the time zone database: how far a zone's clock is ahead of UTC, in seconds, and when that
-/// changes. Instants are seconds since the epoch.
+/// From the time zone database: how far a zone's clock is ahead of UTC, and when that changes.
 struct Rules(TimeZone);
 
 #[cfg(feature = "time-zones")]
@@ -228,23 +227,25 @@ impl Rules {
     }
 
     fn offset(&self, at: i64) -> i64 {
-        self.0.to_offset(timestamp(at)).seconds().into()
+        i64::from(self.0.to_offset(timestamp(at)).seconds()) * 1_000
     }
 
     /// The changes after an instant in order, each with its time and the new offset.
     fn changes(&self, after: i64) -> impl Iterator<Item = (i64, i64)> {
         let changes = self.0.following(timestamp(after));
-        changes.map(|change| (change.timestamp().as_second(), change.offset().seconds().into()))
+        changes.map(|change| {
+            (change.timestamp().as_millisecond(), i64::from(change.offset().seconds()) * 1_000)
+        })
     }
 }
 
 /// Converts an instant. One outside of jiff's years, which callers don't pass, is cut to these.
 #[cfg(feature = "time-zones")]
-fn timestamp(second: i64) -> jiff::Timestamp {
+fn timestamp(at: i64) -> jiff::Timestamp {
     use jiff::Timestamp;
 
-    let (min, max) = (Timestamp::MIN.as_second(), Timestamp::MAX.as_second());
-    Timestamp::from_second(second.clamp(min, max)).unwrap_or_default()
+    let (min, max) = (Timestamp::MIN.as_millisecond(), Timestamp::MAX.as_millisecond());
+    Timestamp::from_millisecond(at.clamp(min, max)).unwrap_or_default()
 }
 
 #[cfg(not(feature = "time-zones"))]

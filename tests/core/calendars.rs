@@ -1,5 +1,6 @@
 //! Windows of a calendar (S35), in every time zone, from 1970 to 2100: they cover time without a gap or an
-//! overlap, and each begins with the first instant at which the zone's clock shows its first day or a later one.
+//! overlap, and each begins with the first instant at which the zone's clock shows its first day, and its time of
+//! day, or a later one.
 //! The oracle walks: over the days of the calendar one by one, and over each stretch of time in which a zone's
 //! offset stays the same.
 //!
@@ -16,7 +17,9 @@ use fastrand::Rng;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan};
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, State};
-use tower_fixed_window::{Clock, Key, Limit, ManualClock, MemoryStore, Quota, Quotas, Weekday};
+use tower_fixed_window::{
+    Clock, Key, Limit, ManualClock, MemoryStore, Quota, QuotaError, Quotas, Weekday,
+};
 
 use crate::{answer, sized, window_at};
 
@@ -100,6 +103,14 @@ impl First {
         }
     }
 
+    /// Whether it is the first day of a window, and in no shorter month another one.
+    fn is_exactly(self, day: Civil) -> bool {
+        match self {
+            Self::Month(first) | Self::Year(_, first) => self.is(day) && day.day == first,
+            _ => self.is(day),
+        }
+    }
+
     fn is(self, day: Civil) -> bool {
         let last = Civil::length(day.year, day.month);
         match self {
@@ -111,8 +122,8 @@ impl First {
     }
 }
 
-/// When each day begins, from the first of [`DAYS`] on, in seconds.
-fn days(zone: &TimeZone) -> Vec<i64> {
+/// When each day begins, from the first of [`DAYS`] on, at a time of day, in seconds.
+fn days(zone: &TimeZone, time: i64) -> Vec<i64> {
     let offset = |at: i64| -> i64 {
         let at = Timestamp::from_second(at).expect("in range");
         zone.to_offset(at).seconds().into()
@@ -134,7 +145,7 @@ fn days(zone: &TimeZone) -> Vec<i64> {
         }
         // The days that begin in this stretch.
         loop {
-            let begins = from.max((DAYS.0 + days.len() as i64) * DAY - now);
+            let begins = from.max((DAYS.0 + days.len() as i64) * DAY + time - now);
             if begins >= other {
                 break;
             }
@@ -146,13 +157,19 @@ fn days(zone: &TimeZone) -> Vec<i64> {
 }
 
 /// Checks all windows of a quota, and some distances between them.
-fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut Rng) {
-    let quota = first.quota(1);
-    let quota = if name == "UTC" { quota } else { quota.in_zone(name) };
+fn check(name: &str, zone: &TimeZone, (first, time): (First, i64), days: &[i64], random: &mut Rng) {
     let mut starts: Vec<(i64, i64)> = Vec::new();
     let mut civil = Civil::START;
+    // Of these, one is chosen for the instant of the quota.
+    let mut exact = Vec::new();
     for (n, begins) in days.iter().enumerate() {
         if first.is(civil) {
+            let shown = (DAYS.0 + n as i64) * DAY + time;
+            let offset = zone.to_offset(Timestamp::from_second(*begins).expect("in range"));
+            let shows = begins + i64::from(offset.seconds()) == shown;
+            if shows && first.is_exactly(civil) && *begins >= 0 {
+                exact.push(*begins);
+            }
             // A day that was skipped begins when the next one does.
             match starts.last_mut() {
                 Some(last) if last.1 == *begins => {}
@@ -161,12 +178,20 @@ fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut R
         }
         civil = civil.next();
     }
+    let quota = match time {
+        0 => first.quota(1),
+        _ => {
+            let since = Duration::from_secs(exact[random.usize(..exact.len())] as u64);
+            first.quota(1).starting_at(since)
+        }
+    };
+    let quota = if name == "UTC" { quota } else { quota.in_zone(name) };
     let (scope, quotas, key) = (Scope::named("any"), Quotas::from(quota), Key::global());
     let account = Account::new(&scope, &quotas, &key);
     let inside = |at: &i64| (CHECKED.0..CHECKED.1).contains(at);
     for pair in starts.windows(2).filter(|pair| inside(&pair[0].1)) {
         let ((day, start), (_, end)) = (pair[0], pair[1]);
-        let what = || format!("{first:?} in {name}, from day {day}");
+        let what = || format!("{first:?} at {time} in {name}, from day {day}");
         let (start, end) = (start * 1_000, end * 1_000);
         // Not in the order of time: what is remembered of the last one is not to matter.
         for at in [end - 1, start, start + (end - start) / 2] {
@@ -174,12 +199,13 @@ fn check(name: &str, zone: &TimeZone, first: First, days: &[i64], random: &mut R
         }
         let shown = |at: i64| {
             let at = Timestamp::from_millisecond(at).expect("in range");
-            let date = zone.to_datetime(at).date();
-            (date - jiff::civil::date(1970, 1, 1)).get_days()
+            let shown = zone.to_datetime(at);
+            shown.to_zoned(TimeZone::UTC).expect("in range").timestamp().as_millisecond()
         };
         if random.u8(..16) == 0 {
-            assert!(i64::from(shown(start)) >= day, "{}", what());
-            assert!(i64::from(shown(start - 1)) < day, "{}", what());
+            let first = (day * DAY + time) * 1_000;
+            assert!(shown(start) >= first, "{}", what());
+            assert!(shown(start - 1) < first, "{}", what());
         }
     }
     // Distances, in one step: a debt of n limits lasts n windows, and less after some of them.
@@ -231,10 +257,14 @@ fn windows_cover_time_in_every_zone_from_every_first_day() {
         while let Some(name) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut random = Rng::with_seed(name.len() as u64);
             let zone = TimeZone::get(name).expect("it is there");
-            let days = days(&zone);
-            for first in First::all() {
-                if full || random.u8(..24) == 0 || matches!(first, First::Day) {
-                    check(name, &zone, first, &days, &mut random);
+            // On both sides of where clocks change.
+            let times = [random.i64(1..DAY), 2 * 3_600, 9_000, 23 * 3_600];
+            for time in [0, times[random.usize(..4)]] {
+                let days = days(&zone, time);
+                for first in First::all() {
+                    if full || random.u8(..24) == 0 || matches!(first, First::Day) {
+                        check(name, &zone, (first, time), &days, &mut random);
+                    }
                 }
             }
         }
@@ -404,4 +434,37 @@ fn the_stored_end_of_a_window_binds() {
         let next = decide(state.end, state);
         assert_eq!((next.0, next.1), (8, december.end));
     }
+}
+
+/// Of an instant, the day and the time that the zone's clock shows are what counts (S35).
+#[test]
+fn instants_with_the_same_day_and_time_are_one_counter() {
+    let since = |text: &str| {
+        let at: Timestamp = text.parse().expect("an instant");
+        Duration::from_millis(at.as_millisecond() as u64)
+    };
+    let month = |text| Quota::per_month(5).starting_at(since(text)).in_zone("America/New_York");
+    let [winter, summer] = ["2026-01-15T15:00:00Z", "2026-07-15T14:00:00Z"].map(month);
+    assert_eq!(winter, summer);
+    assert_eq!(winter.counter().to_string(), "month+15+36000000@America/New_York");
+    assert_eq!(Quotas::from(winter).try_and(summer), Err(QuotaError::EqualWindows));
+    assert_ne!(winter, month("2026-07-15T15:00:00Z"), "an hour later");
+    assert_eq!(month("2026-07-15T04:00:00Z"), month("2026-01-15T05:00:00Z"));
+    let from_day = Quota::per_month(5).from_day(15).in_zone("America/New_York");
+    assert_eq!(month("2026-07-15T04:00:00Z"), from_day, "midnight");
+    assert_eq!(
+        winter.in_zone("UTC"),
+        Quota::per_month(5).starting_at(since("2026-01-15T15:00:00Z"))
+    );
+    assert_eq!(winter.from_day(15), from_day, "the last one holds");
+
+    // In UTC, days and weeks are on a grid; in a zone, they are not.
+    let sunday = since("2026-11-01T05:30:00Z");
+    let week = Quota::per_week(5).starting_at(sunday);
+    assert_eq!(week, Quota::per_week(5).from_weekday(Weekday::Friday).starting_at(sunday));
+    assert_eq!(week.counter().to_string(), "604800000+279000000");
+    assert_eq!(
+        week.in_zone("America/New_York").counter().to_string(),
+        "week+sunday+5400000@America/New_York"
+    );
 }

@@ -59,6 +59,11 @@ fn a_quota_parses_in_every_documented_spelling() {
         ("7/year", Quota::per_year(7)),
         ("7/month from day 15", Quota::per_month(7).from_day(15)),
         ("7/week from sunday", Quota::per_week(7).from_weekday(Weekday::Sunday)),
+        ("7/month starting-at=50d", Quota::per_month(7).starting_at(seconds(50 * 86_400))),
+        (
+            "7/week starting-at=50d in Asia/Tokyo",
+            Quota::per_week(7).starting_at(seconds(50 * 86_400)).in_zone("Asia/Tokyo"),
+        ),
         ("7/year from 02-29", Quota::per_year(7).from_date(2, 29)),
         ("7/year from 4-6", Quota::per_year(7).from_date(4, 6)),
         ("7/d in Asia/Tokyo", Quota::per_day(7).in_zone("Asia/Tokyo")),
@@ -109,7 +114,14 @@ fn a_parse_error_names_its_column() {
         ("100/day in Asia/Tokyo in Asia/Tokyo", 23, "a calendar has one time zone"),
         ("100/day in Asia/Tokyo staggered", 23, "a calendar says where windows begin"),
         ("100/day staggered in Asia/Tokyo", 19, "a calendar says where windows begin"),
-        ("100/month starting-at=5h", 11, "a calendar says where windows begin"),
+        ("100/month from day 5 starting-at=5h", 22, "write starting_at in place of a first day"),
+        ("100/month starting-at=5h from day 5", 26, "write starting_at in place of a first day"),
+        ("100/week starting-at=5h from sunday", 25, "write starting_at in place of a first day"),
+        (
+            "100/day in Asia/Tokyo starting-at=5h",
+            23,
+            "write starting_at in place of a first day, be",
+        ),
         ("100/year from-first-request", 10, "a calendar says where windows begin"),
         ("100/month from day 32", 16, "a month on a day from 1 to 31"),
         ("100/month from day 0", 16, "a month on a day from 1 to 31"),
@@ -360,7 +372,10 @@ fn an_invalid_quota_is_rejected_when_it_is_built() {
     let refused: [(Build, &str); 20] = [
         (|| Quota::per_month(1).staggered().into(), "a calendar says where windows begin"),
         (|| Quota::per_month(1).from_first_request().into(), "a calendar says where"),
-        (|| Quota::per_month(1).starting_at(Duration::ZERO).into(), "a calendar says where"),
+        (
+            || Quota::per_month(1).in_zone("Asia/Tokyo").starting_at(Duration::ZERO).into(),
+            "write starting_at in place of a first day, before in_zone",
+        ),
         (|| Quota::per_day(1).staggered().in_zone("Asia/Tokyo").into(), "a calendar says where"),
         (|| Quota::per_hour(1).in_zone("Asia/Tokyo").into(), "write Quota::per_day(n), per_week"),
         (

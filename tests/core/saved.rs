@@ -69,11 +69,12 @@ fn used(limiter: &Limiter, key: &str) -> Vec<u64> {
 
 #[test]
 fn a_deploy_forgets_no_window_that_runs() {
-    let quotas: [Quotas; 12] = [
+    let quotas: [Quotas; 13] = [
         Quota::per_minute(3).into(),
         Quota::per_hour(3).staggered().into(),
         Quota::per_minute(3).from_first_request().into(),
         Quota::per_hour(3).starting_at(Duration::from_secs(77)).into(),
+        Quota::per_month(3).starting_at(Duration::from_secs(77)).in_zone("Asia/Tokyo").into(),
         Quota::per_month(3).into(),
         Quota::per_month(3).from_day(15).in_zone("America/New_York").into(),
         Quota::per_year(3).from_date(2, 29).in_zone("Asia/Tokyo").into(),

@@ -54,7 +54,7 @@ const MISTAKES: &[Mistake] = &[
     (line!(), || made(Quota::per_week(TOO_MANY))),
     (line!(), || made(Quota::per_month(TOO_MANY))),
     (line!(), || made(Quota::per_year(TOO_MANY))),
-    (line!(), || made(Quota::per_month(1).starting_at(Duration::ZERO))),
+    (line!(), || made(Quota::per_month(1).in_zone("Asia/Tokyo").starting_at(Duration::ZERO))),
     (line!(), || made(Quota::per_month(1).staggered())),
     (line!(), || made(Quota::per_month(1).from_first_request())),
     (line!(), || made(Quota::per_day(1).in_zone("Europe/Atlantis"))),

@@ -21,7 +21,7 @@ use crate::random::{env, some_quotas};
 
 const STEPS: usize = 40;
 
-const CALENDARS: [&str; 20] = [
+const CALENDARS: [&str; 25] = [
     "month",
     "month from day 31",
     "month from day 15 in America/New_York",
@@ -42,6 +42,11 @@ const CALENDARS: [&str; 20] = [
     "day in Asia/Kathmandu",
     "day in Africa/Casablanca",
     "day in Etc/GMT+12",
+    "month starting-at=1738332309s",
+    "month starting-at=1780900200s in America/New_York",
+    "week starting-at=1767490200s in Europe/Berlin",
+    "day starting-at=1322719200s in Pacific/Apia",
+    "year starting-at=1709161200250ms in Pacific/Auckland",
 ];
 
 /// Where something happens, in seconds: clocks change, days are skipped, years end, time does.

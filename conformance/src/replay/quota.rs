@@ -57,6 +57,7 @@ impl QuotaSpec {
             None => Quota::new(self.limit, Duration::from_millis(self.window_ms)),
         };
         quota = match self.anchor {
+            _ if self.calendar.is_some() => quota,
             AnchorSpec::Aligned => quota,
             AnchorSpec::StartingAt => quota.starting_at(Duration::from_millis(self.start_ms)),
             AnchorSpec::FirstRequest => quota.from_first_request(),
@@ -73,6 +74,9 @@ impl QuotaSpec {
             Some(FirstSpec::Day(day)) => text += &format!(" from day {day}"),
             Some(FirstSpec::Name(name)) => text += &format!(" from {name}"),
             None => {}
+        }
+        if let AnchorSpec::StartingAt = self.anchor {
+            text += &format!(" starting-at={}ms", self.start_ms);
         }
         if let Some(zone) = &self.zone {
             text += &format!(" in {zone}");
