@@ -26,8 +26,8 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt;
 use tower::{Layer, Service, service_fn};
 use tower_fixed_window::{
-    Clock, EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, ManualClock, MemoryStore,
-    OnStoreFailure, Quota, Reject,
+    Clock, EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, Limits, ManualClock,
+    MemoryStore, OnStoreFailure, Quota, Reject,
 };
 
 use crate::github;
@@ -102,6 +102,70 @@ async fn a_client_that_obeys_retry_after_is_never_refused_twice() {
         }
         assert_eq!(refusals, 3, "one for each of the windows that were spent: {quota:?}");
     }
+}
+
+/// What openai-python 3.57 makes of a 429 (`_base_client.py`): it waits for `retry-after-ms` or else for
+/// `retry-after`, read as a float of up to two minutes; it does not retry after a longer time, or if
+/// `x-should-retry` says so.
+fn openai_python_waits(response: &reqwest::Response) -> Option<f64> {
+    let float = |name, divisor: f64| {
+        let value: f64 = response.headers().get(name)?.to_str().ok()?.parse().ok()?;
+        Some(value / divisor)
+    };
+    let wait = float("retry-after-ms", 1_000.0).or_else(|| float("retry-after", 1.0))?;
+    let says_no = response.headers().get("x-should-retry").is_some_and(|value| value == "false");
+    assert!(wait > 0.0, "it would wait as long as it likes");
+    (wait <= 120.0 && !says_no).then_some(wait)
+}
+
+/// What litellm 1.110 makes of it (`utils.py`): it waits for `retry-after`, read as an integer, if that
+/// is no more than a minute, and cools a deployment down for as long otherwise.
+fn litellm_waits(response: &reqwest::Response) -> u64 {
+    let value = response.headers()["retry-after"].to_str().expect("ASCII");
+    value.parse().expect("its `int(..)` would fail")
+}
+
+#[tokio::test]
+async fn openai_python_and_litellm_read_the_headers_of_openais_api() {
+    let clock = ManualClock::at_ms(NOW_MS);
+    let tokens = Quota::per_minute(100).and(Quota::per_hour(230)).name("tokens");
+    let limits = Limits::new([
+        Quota::per_minute(3).name("requests").key(Key::global()),
+        tokens.key(Key::global()).cost_fn(|_| 40),
+    ]);
+    let layer = FixedWindowLayer::new(limits.store(MemoryStore::new().clock(clock.clone())));
+    let app = Router::new().route("/", get(async || "hello"));
+    let app = app.layer(layer.headers(Headers::OpenAi));
+    let (url, client) = (format!("http://{}/", serve(app).await), client());
+    let (mut passed, mut refused_before) = (0, false);
+    let last = loop {
+        let response = client.get(&url).send().await.expect("an answer");
+        // litellm passes these on, and sets gauges to those that remain.
+        for limit in ["requests", "tokens"] {
+            let value = |field| {
+                let name = format!("x-ratelimit-{field}-{limit}");
+                response.headers()[name].to_str().expect("ASCII").to_owned()
+            };
+            let [most, left] = ["limit", "remaining"].map(|field| value(field).parse::<f64>());
+            assert!(left.expect("a number") <= most.expect("a number"));
+            assert!(value("reset").ends_with('s'), "a duration of Go's");
+        }
+        if response.status() == StatusCode::OK {
+            (passed, refused_before) = (passed + 1, false);
+            continue;
+        }
+        assert!(!refused_before, "both waited as long as the response says");
+        refused_before = true;
+        let Some(wait) = openai_python_waits(&response) else { break response };
+        assert_eq!(litellm_waits(&response) as f64, wait);
+        clock.advance(Duration::from_secs_f64(wait));
+    };
+    // Five requests take 200 of the hour's 230 tokens; nobody waits for the next hour.
+    assert_eq!(passed, 5);
+    let wait = litellm_waits(&last);
+    assert!(wait > 120, "{wait}");
+    clock.advance(Duration::from_secs(wait));
+    assert_eq!(client.get(&url).send().await.expect("an answer").status(), StatusCode::OK);
 }
 
 #[tokio::test]
