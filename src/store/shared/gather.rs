@@ -37,8 +37,9 @@ const MAX_COUNTERS: usize = 128;
 const MAX_QUESTIONS: usize = 1_024;
 /// In flight at any distance: with one, the server would be idle while its answer travels.
 const MIN_CALLS: usize = 2;
-/// Each such part of the time that a call takes lets one more call be in flight.
-const INTERVAL: Duration = Duration::from_micros(50);
+/// Each such part of the time that a call takes lets one more call be in flight: about as long as a
+/// database is busy with one. More calls of fewer questions would cost it more.
+const INTERVAL: Duration = Duration::from_micros(500);
 /// Before that time is known.
 const UNMEASURED: usize = 1_024;
 /// In flight beyond that for full calls, which gain nothing by waiting.
