@@ -1,8 +1,8 @@
 //! The store's own connection: opened when it is needed, replaced when it is lost or silent.
 //!
-//! All statements are sent over one connection, without waiting for the answers of earlier ones. A
-//! read changes nothing, so it is also the check of a connection that was idle: if it fails, it is
-//! sent again over a new one. A write is sent once.
+//! All statements are sent over one connection, without waiting for the answers of
+//! earlier ones. A read changes nothing, so it is also the check of a connection that was idle: if
+//! it fails, it is sent again over a new one. A write is sent once.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -103,30 +103,26 @@ impl Link {
         opened.await.map_err(|_| Failure::Late)?.map_err(Failure::Unconnected)
     }
 
-    /// Asks again over a new connection if this one is lost, or silent after it was idle.
-    pub(crate) async fn read(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
+    /// For what may be done twice: asks again over a new connection if this one is lost, leads to
+    /// a replica, or is silent after it was idle.
+    pub(crate) async fn ask_again(
+        &self,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, Failure> {
         let connection = self.connection().await?;
         let (patience, is_idle) = connection.check(self.patience());
-        match self.ask(&connection, patience, sql, params).await {
+        match self.ask_over(&connection, patience, sql, params).await {
             Err(Failure::Late) if is_idle => {}
             Err(Failure::Failed(error)) if ends_connection(&error) => {}
             answer => return answer,
         }
-        let connection = self.connection().await?;
-        self.ask(&connection, self.patience(), sql, params).await
+        self.ask(sql, params).await
     }
 
-    /// What a server that only reads has refused was not done, and is sent to another one.
-    pub(crate) async fn write(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
+    pub(crate) async fn ask(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
         let connection = self.connection().await?;
-        match self.ask(&connection, self.patience(), sql, params).await {
-            Err(failure) if failure.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) => {
-                self.discard(&connection);
-                let connection = self.connection().await?;
-                self.ask(&connection, self.patience(), sql, params).await
-            }
-            answer => answer,
-        }
+        self.ask_over(&connection, self.patience(), sql, params).await
     }
 
     pub(crate) async fn run(&self, sql: &str) -> Result<(), Failure> {
@@ -139,7 +135,7 @@ impl Link {
         ran.map_err(|_| Failure::Late)?.map_err(Failure::Failed)
     }
 
-    async fn ask(
+    async fn ask_over(
         &self,
         connection: &Arc<Connection>,
         patience: Duration,
@@ -177,13 +173,15 @@ impl Connection {
     }
 }
 
-/// The server's last words over a connection have a code, too.
+/// The server's last words over a connection have a code, too. One that only reads is a replica, or
+/// was the primary.
 fn ends_connection(error: &Error) -> bool {
     let last = [
         SqlState::ADMIN_SHUTDOWN,
         SqlState::CRASH_SHUTDOWN,
         SqlState::CANNOT_CONNECT_NOW,
         SqlState::IDLE_SESSION_TIMEOUT,
+        SqlState::READ_ONLY_SQL_TRANSACTION,
     ];
     error.code().is_none_or(|code| last.contains(code))
 }
@@ -224,8 +222,13 @@ mod tls {
 }
 
 impl Failure {
+    /// Nothing was done, and what was read no longer counts.
     pub(crate) fn is_conflict(&self) -> bool {
-        let codes = [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED];
+        let codes = [
+            SqlState::T_R_SERIALIZATION_FAILURE,
+            SqlState::T_R_DEADLOCK_DETECTED,
+            SqlState::READ_ONLY_SQL_TRANSACTION,
+        ];
         self.code().is_some_and(|code| codes.contains(code))
     }
 
@@ -261,7 +264,9 @@ impl From<Failure> for StoreError {
             return Self::with_source(text, error);
         };
         let cause = match code {
-            &SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME => {
+            &SqlState::UNDEFINED_TABLE
+            | &SqlState::UNDEFINED_FUNCTION
+            | &SqlState::INVALID_SCHEMA_NAME => {
                 "there is no table tfw_counters: call `create_schema()` at start, or put `SCHEMA` into a migration"
             }
             &SqlState::UNDEFINED_COLUMN => "the table tfw_counters is another version's",

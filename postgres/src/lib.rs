@@ -24,7 +24,7 @@ mod table;
 use connection::Link;
 use table::Table;
 
-/// The table of counters and a view of it, for a migration of your own: what
+/// The table of counters, a view of it and its functions, for a migration of your own: what
 /// [`PostgresStore::create_schema`] creates. It may run again.
 ///
 /// ```
@@ -63,8 +63,7 @@ pub struct PostgresStore {
 #[derive(Clone)]
 struct Settings {
     config: Config,
-    /// The table's name: with that of its schema, unless the search path finds it.
-    table: String,
+    /// Where the table is, unless the search path finds it.
     schema: Option<String>,
     waits_for_disk: bool,
     clock: Option<Arc<dyn Clock>>,
@@ -93,7 +92,6 @@ impl PostgresStore {
         config.keepalives_idle(Duration::from_secs(30));
         Ok(Self::with(Settings {
             config,
-            table: "tfw_counters".to_owned(),
             schema: None,
             waits_for_disk: false,
             clock: None,
@@ -107,7 +105,9 @@ impl PostgresStore {
         let link = Link::new(settings.config.clone());
         link.be_patient(settings.deadline);
         let clock = settings.clock.clone();
-        let table = Table::new(link, &settings.table, settings.waits_for_disk, clock);
+        let of = settings.schema.as_ref().map(|schema| format!("{schema}."));
+        let of = of.unwrap_or_default();
+        let table = Table::new(link, &of, settings.waits_for_disk, clock);
         let shared = Shared::around(table.clone());
         let hosts = settings.config.get_hosts().iter().map(|host| match host {
             Host::Tcp(name) => name.clone(),
@@ -120,7 +120,7 @@ impl PostgresStore {
         };
         let addresses = settings.config.get_hostaddrs();
         let database = settings.config.get_dbname().or(settings.config.get_user());
-        let identity = format!("{server}{addresses:?}{ports:?}/{database:?} {}", settings.table);
+        let identity = format!("{server}{addresses:?}{ports:?}/{database:?} {of}");
         let server = Server { shared: Arc::new(shared.clone()), server, identity };
         let remote = Remote::around(server)
             .deadline(settings.deadline)
@@ -142,8 +142,7 @@ impl PostgresStore {
             !name.is_empty() && name.bytes().all(is_plain),
             "{name:?} can't name a schema here: write a-z, 0-9 and _, as in .schema(\"limits\")"
         );
-        let (table, schema) = (format!("{name}.tfw_counters"), Some(name.to_owned()));
-        Self::with(Settings { table, schema, ..self.settings })
+        Self::with(Settings { schema: Some(name.to_owned()), ..self.settings })
     }
 
     /// Waits until a charge is on the server's disk (`synchronous_commit`). By default it does not:
@@ -184,8 +183,8 @@ impl PostgresStore {
         self.remote.fallback()
     }
 
-    /// Creates the table of counters and its view, if they are not there. All nodes may call this at
-    /// the same time. It needs the right to create them: a migration with [`SCHEMA`] may do it for
+    /// Creates the table of counters, its view and its functions. All nodes may call this at the
+    /// same time. It needs the right to create them: a migration with [`SCHEMA`] may do it for
     /// a user with fewer rights, who only needs `SELECT, INSERT, UPDATE, DELETE` on the table.
     ///
     /// # Errors

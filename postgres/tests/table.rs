@@ -1,8 +1,9 @@
 //! What is in the table, and who reads it.
 
+use std::process::Command;
 use std::time::Duration;
 
-use harness::Postgres;
+use harness::{Postgres, wait_for};
 use tower_fixed_window::{Key, Limit, Quota};
 use tower_fixed_window_postgres::PostgresStore;
 
@@ -49,7 +50,7 @@ async fn ended_counters_are_deleted_under_charges() {
     let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
     store.create_schema().await.expect("it is created");
     server.run(
-        "INSERT INTO tfw_counters SELECT 'old', 't' || i, '60000+0', 0, 0, 1, 60000, '5/minute' \
+        "INSERT INTO tfw_counters SELECT 'old', 't' || i, '60000+0', 0, 0, 1, 60000, '5/minute', 1 \
          FROM generate_series(1, 2500) i",
     );
     let limit = Limit::new(Quota::per_hour(60)).name("api").store(store);
@@ -86,8 +87,8 @@ async fn a_table_that_grew_is_never_scanned() {
     server.run("VACUUM ANALYZE tfw_counters");
     charge(20).await;
     server.run(
-        "INSERT INTO tfw_counters SELECT 'other', 't' || i, '60000+0', 0, 0, 1, 1::bigint << 52, '5/minute' \
-         FROM generate_series(1, 100000) i",
+        "INSERT INTO tfw_counters \
+         SELECT 'other', 't' || i, '60000+0', 0, 0, 1, 1::bigint << 52, '5/minute', 1 FROM generate_series(1, 1000000) i",
     );
     // A connection reports its numbers with the first statement of a new second.
     let scanned = async || {
@@ -98,6 +99,61 @@ async fn a_table_that_grew_is_never_scanned() {
     let before = scanned().await;
     charge(50).await;
     assert_eq!(scanned().await, before, "rows that were read by a scan");
+    // Emptied, as a plan is made anew then, and with more than one row in a call.
+    server.run("TRUNCATE tfw_counters");
+    server.run("VACUUM ANALYZE tfw_counters");
+    let at_once = (0..200_u64).map(|i| {
+        let limit = limit.clone();
+        tokio::spawn(async move { limit.check(i).await.expect("Postgres answers").allowed() })
+    });
+    for passed in at_once.collect::<Vec<_>>() {
+        assert!(passed.await.expect("no panic"));
+    }
+    let before = scanned().await;
+    charge(50).await;
+    assert_eq!(scanned().await, before, "rows that were read by a scan");
+}
+
+/// So that a read of many fails by none of them.
+#[tokio::test]
+async fn a_row_without_an_end_can_not_be() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    store.create_schema().await.expect("it is created");
+    server.run(
+        "DO $$ BEGIN \
+             INSERT INTO tfw_counters \
+             VALUES ('api', 'u7', '60000+0', 0, NULL, 1, 60000, '5/minute', 1); \
+             RAISE 'it is there'; \
+         EXCEPTION WHEN not_null_violation THEN NULL; END $$",
+    );
+}
+
+/// Neither a row that another transaction has locked, nor one that has changed: another node may
+/// write those that follow.
+#[tokio::test]
+async fn the_rest_of_a_lost_group_is_not_locked() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    store.create_schema().await.expect("it is created");
+    let limit = Limit::new(Quota::per_hour(1_000).and(Quota::per_day(9_000))).name("api");
+    let limit = limit.store(store.deadline(Duration::from_secs(2)));
+    assert!(limit.check("a").await.expect("Postgres answers").allowed());
+    let last_lock = || server.run("SELECT xmax FROM tfw_counters ORDER BY win DESC LIMIT 1");
+    let before = last_lock();
+    let url = server.url();
+    std::thread::spawn(move || {
+        let lock = "BEGIN; SELECT FROM tfw_counters ORDER BY win LIMIT 1 FOR UPDATE; \
+                    SELECT pg_sleep(60)";
+        Command::new("psql").args(["-Xqc", lock, &url]).output()
+    });
+    wait_for("the lock", || {
+        server.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
+    });
+    let _ = limit.check("a").await;
+    assert_eq!(last_lock(), before);
+    server
+        .run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'");
 }
 
 #[tokio::test]

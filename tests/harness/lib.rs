@@ -13,6 +13,6 @@ pub use clock::TokioClock;
 pub use counts::Counts;
 pub use forward::Operation;
 pub use gateway::{Command, Fate, contains, gateway};
-pub use postgres::Postgres;
+pub use postgres::{Pooler, Postgres, give};
 pub use proxy::Proxy;
 pub use server::{ALONE, Server, ask, free_port, installed, signal, wait_for};

@@ -4,7 +4,8 @@
 //! set. Its processes are another user's where the tests run as root, which Postgres refuses.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::net::TcpStream;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::LazyLock;
@@ -78,6 +79,21 @@ impl Postgres {
         panic!("the server ends at once, on each of ten ports");
     }
 
+    /// Another server that receives what this one writes, and only reads until it is promoted.
+    pub fn replica(&self) -> Self {
+        let dir = folder();
+        let copied = program("pg_basebackup", dir.path())
+            .args(["-R", "--no-sync", "--checkpoint=fast", "-U", "postgres", "-h", "127.0.0.1"])
+            .args(["-p", &self.port.to_string(), "-D"])
+            .arg(dir.path().join("data"))
+            .output();
+        let Output { status, stderr, .. } = copied.expect("pg_basebackup runs");
+        assert!(status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&stderr));
+        let mut replica = Self { child: None, dir, port: free_port(), args: self.args.clone() };
+        replica.restart();
+        replica
+    }
+
     /// Starts the server again, on the same port and with the same data.
     pub fn restart(&mut self) {
         assert!(self.starts(), "the server ends at once: is its port {} taken?", self.port);
@@ -132,6 +148,11 @@ impl Postgres {
         let _ = Command::new("pkill").args([name, "-P", &id]).status();
     }
 
+    /// Of the process that starts all others.
+    pub fn id(&self) -> u32 {
+        self.process().id()
+    }
+
     fn process(&self) -> &Child {
         self.child.as_ref().expect("the server runs")
     }
@@ -147,14 +168,7 @@ impl Postgres {
     }
 
     fn try_run(&self, sql: &str) -> Option<String> {
-        let folder = PROGRAMS.as_ref().expect("it is installed");
-        let psql = folder.join("psql");
-        let asked = Command::new(psql)
-            .args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql, &self.url()])
-            .env("PGCONNECT_TIMEOUT", "5")
-            .output();
-        let asked = asked.expect("psql runs");
-        asked.status.success().then(|| String::from_utf8_lossy(&asked.stdout).trim().to_owned())
+        run(&self.url(), sql)
     }
 }
 
@@ -164,15 +178,87 @@ impl Drop for Postgres {
     }
 }
 
+/// PgBouncer before a server, in transaction mode: each transaction of a client runs in any of three
+/// sessions, which all clients share.
+pub struct Pooler {
+    child: Child,
+    _dir: TempDir,
+    port: u16,
+}
+
+impl Pooler {
+    /// `None`: it is not installed.
+    pub fn before(server: &Postgres) -> Option<Self> {
+        let version = Command::new("pgbouncer").arg("--version").stdout(Stdio::null()).status();
+        if !version.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: there is no pgbouncer");
+            return None;
+        }
+        let (dir, port) = (folder(), free_port());
+        let settings = format!(
+            "[databases]\npostgres = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\n\
+             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n\
+             pool_mode = transaction\ndefault_pool_size = 3\n",
+            server.port
+        );
+        fs::write(dir.path().join("pgbouncer.ini"), settings).expect("it is written");
+        let child = program_of(dir.path(), Path::new("pgbouncer"))
+            .args(["--quiet", "pgbouncer.ini"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        wait_for("the pooler", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        Some(Self { child, _dir: dir, port })
+    }
+
+    /// Runs SQL in any of the sessions, past the store.
+    pub fn run(&self, sql: &str) -> String {
+        run(&self.url(), sql).unwrap_or_else(|| panic!("it fails: {sql}"))
+    }
+
+    /// The address for clients.
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Lets the user of the servers, and nobody else, read a file.
+pub fn give(file: &Path) {
+    fs::set_permissions(file, fs::Permissions::from_mode(0o600)).expect("a file");
+    own(file);
+}
+
+fn own(path: &Path) {
+    if is_root() {
+        let owned = Command::new("chown").arg("postgres").arg(path).status();
+        assert!(owned.is_ok_and(|status| status.success()), "there is a user postgres");
+    }
+}
+
+fn run(url: &str, sql: &str) -> Option<String> {
+    let psql = PROGRAMS.as_ref().expect("it is installed").join("psql");
+    let asked = Command::new(psql)
+        .args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql, url])
+        .env("PGCONNECT_TIMEOUT", "5")
+        .output();
+    let asked = asked.expect("psql runs");
+    asked.status.success().then(|| String::from_utf8_lossy(&asked.stdout).trim().to_owned())
+}
+
 /// A server that waits for a disk, which may take seconds on a busy machine, answers no one.
 fn folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let dir = dir.expect("a directory");
-    if is_root() {
-        let owned = Command::new("chown").arg("postgres").arg(dir.path()).status();
-        assert!(owned.is_ok_and(|status| status.success()), "there is a user postgres");
-    }
+    own(dir.path());
     dir
 }
 
