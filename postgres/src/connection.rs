@@ -1,14 +1,16 @@
 //! The store's own connection: opened when it is needed, replaced when it is lost or silent.
 //!
-//! All statements are sent over one connection, without waiting for the answers of
+//! All statements of a runtime are sent over one connection, without waiting for the answers of
 //! earlier ones. A read changes nothing, so it is also the check of a connection that was idle: if
 //! it fails, it is sent again over a new one. A write is sent once.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
@@ -28,7 +30,8 @@ pub(crate) struct Link {
     config: Config,
     /// How long a statement may take, in milliseconds: as long as the most patient handle waits.
     patience: AtomicU64,
-    current: Mutex<Option<Arc<Connection>>>,
+    /// One for each runtime, as another one may stand still.
+    current: Mutex<HashMap<Id, Arc<Connection>>>,
     /// Held while a connection is opened, which all wait for.
     opening: tokio::sync::Mutex<()>,
 }
@@ -71,16 +74,18 @@ impl Link {
         Duration::from_millis(self.patience.load(Relaxed))
     }
 
-    fn current(&self) -> MutexGuard<'_, Option<Arc<Connection>>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    fn current(&self) -> MutexGuard<'_, HashMap<Id, Arc<Connection>>> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.retain(|_, connection| !connection.client.is_closed());
+        current
     }
 
     fn usable(&self) -> Option<Arc<Connection>> {
-        self.current().clone().filter(|connection| !connection.client.is_closed())
+        self.current().get(&Handle::current().id()).cloned()
     }
 
     fn discard(&self, connection: &Arc<Connection>) {
-        self.current().take_if(|current| Arc::ptr_eq(current, connection));
+        self.current().retain(|_, current| !Arc::ptr_eq(current, connection));
     }
 
     async fn connection(&self) -> Result<Arc<Connection>, Failure> {
@@ -97,7 +102,7 @@ impl Link {
             let (since, answered, round_trip) =
                 (Instant::now(), AtomicU64::new(0), AtomicU64::new(u64::MAX));
             let connection = Arc::new(Connection { client, driver, since, answered, round_trip });
-            *self.current() = Some(Arc::clone(&connection));
+            self.current().insert(Handle::current().id(), Arc::clone(&connection));
             Ok(connection)
         });
         opened.await.map_err(|_| Failure::Late)?.map_err(Failure::Unconnected)

@@ -5,4 +5,5 @@ mod conformance;
 mod failover;
 mod nodes;
 mod outage;
+mod runtimes;
 mod table;

@@ -1,0 +1,59 @@
+//! A store in two runtimes, one of which ends, or stands still.
+
+use std::time::Duration;
+
+use harness::Postgres;
+use tokio::runtime::{Builder, Runtime};
+use tower_fixed_window::{Limit, Limiter, Quota};
+use tower_fixed_window_postgres::PostgresStore;
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// The tokens used after one more.
+async fn counts(limiter: &Limiter) -> u64 {
+    let decision = limiter.check("a").await.expect("Postgres answers");
+    assert!(!decision.is_local());
+    decision.used()
+}
+
+#[test]
+fn a_connection_ends_with_its_runtime_and_the_other_opens_one() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address");
+    let store = store.deadline(Duration::from_secs(20));
+    let limiter = Limit::new(Quota::per_year(1_000_000)).name("runtimes").store(store.clone());
+    let [mut first, second] = [(); 2].map(|()| runtime());
+    first.block_on(store.create_schema()).expect("it is created");
+    for round in 0..5 {
+        assert_eq!(first.block_on(counts(&limiter)), 2 * round + 1);
+        // The connection is that of a runtime that stands still now, or has ended.
+        if round % 2 == 0 {
+            first = runtime();
+        }
+        assert_eq!(second.block_on(counts(&limiter)), 2 * round + 2);
+    }
+}
+
+#[test]
+fn two_runtimes_share_a_count() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address");
+    let store = store.deadline(Duration::from_secs(20));
+    runtime().block_on(store.create_schema()).expect("it is created");
+    let limiter = Limit::new(Quota::per_year(1_000_000)).name("runtimes").store(store);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let run = async || {
+                    for _ in 0..200 {
+                        counts(&limiter).await;
+                    }
+                };
+                runtime().block_on(run());
+            });
+        }
+    });
+    assert_eq!(server.run("SELECT used FROM tfw WHERE name = 'runtimes'"), "400");
+}
