@@ -5,5 +5,9 @@ mod conformance;
 mod failover;
 mod nodes;
 mod outage;
+mod pooler;
+mod queue;
 mod runtimes;
 mod table;
+#[cfg(feature = "tls")]
+mod tls;
