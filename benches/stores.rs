@@ -1,10 +1,11 @@
 //! Redis and Postgres beside each other: decisions a second by two handles of each store with the
 //! same callers, on one hot key and on 10,000 keys, near and a millisecond away each way; and the
 //! times of answers at half of that load, and of 20 callers who ask 1,000 times a second on one key.
-//! Each decision passes, and the counts are compared with what passed.
+//! Each decision passes. On a busy machine the processor's time says more than the clock: that of the
+//! server and that of the callers, who carry the bytes of the distance, too.
 //!
-//! `cargo bench -p benches --bench stores`, on an idle machine with both servers; with `-- --test`
-//! for a moment.
+//! `cargo bench -p benches --bench stores`, on an idle machine with both servers; with `-- 1` for a
+//! second each, with `-- --test` for a moment.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -19,13 +20,14 @@ const PATIENT: Duration = Duration::from_secs(20);
 const FAR: Duration = Duration::from_millis(1);
 
 fn main() {
+    let seconds = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(5.0);
     let lasts = match std::env::args().any(|arg| arg == "--test") {
         true => Duration::from_millis(300),
-        false => Duration::from_secs(5),
+        false => Duration::from_secs_f64(seconds),
     };
     let (Some(redis), Some(postgres)) = (Server::start(), Postgres::start()) else { return };
     println!(
-        "store     | away | keys   | callers | decisions/s | p50 ms | p99 ms | at half: p50 | p99"
+        "store     | away | keys   | callers | decisions/s | p50 ms | p99 ms | at half: p50 | p99    | CPU us: server | callers"
     );
     for (away, keys, callers) in [
         (Duration::ZERO, 1, 128),
@@ -37,16 +39,23 @@ fn main() {
     ] {
         for name in ["Redis", "Postgres"] {
             let (limiters, _proxies) = limiters(name, &redis, &postgres, away);
+            let server = if name == "Redis" { redis.id() } else { postgres.id() };
+            let cpu = || [server, std::process::id()].map(cpu_of);
+            let before = cpu();
             let all = measure(&limiters, keys, callers, None, lasts);
+            let after = cpu();
+            let cpu = |of: usize| (after[of] - before[of]) * 1e6 / all.decisions as f64;
             let half = measure(&limiters, keys, callers, Some(all.a_second / 2.0), lasts);
             println!(
-                "{name:<9} | {:>2} ms | {keys:>6} | {callers:>7} | {:>11.0} | {:>6.2} | {:>6.2} | {:>12.2} | {:.2}",
+                "{name:<9} | {:>2} ms | {keys:>6} | {callers:>7} | {:>11.0} | {:>6.2} | {:>6.2} | {:>12.2} | {:>6.2} | {:>14.1} | {:.1}",
                 away.as_millis(),
                 all.a_second,
                 all.p50,
                 all.p99,
                 half.p50,
-                half.p99
+                half.p99,
+                cpu(0),
+                cpu(1)
             );
         }
     }
@@ -96,7 +105,25 @@ fn limiters(
     (limiters, proxies)
 }
 
+/// Seconds of the processor that a process has taken, and those that it has started.
+fn cpu_of(id: u32) -> f64 {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let of = |path: std::path::PathBuf| {
+        let text = std::fs::read_to_string(path.join("stat")).ok()?;
+        // After the name: the parent is the second, the times are the 12th and the 13th, and those of
+        // children that have ended follow them.
+        let fields: Vec<_> = text.rsplit_once(')')?.1.split_whitespace().collect();
+        let number = |place: usize| fields.get(place).and_then(|text| text.parse::<u64>().ok());
+        let is_this = path.ends_with(id.to_string());
+        let parts = if is_this { 11..15 } else { 11..13 };
+        let server = id != std::process::id() && number(1) == Some(u64::from(id));
+        (is_this || server).then(|| parts.filter_map(number).sum::<u64>())
+    };
+    processes.filter_map(|process| of(process.path())).sum::<u64>() as f64 / 100.0
+}
+
 struct Measured {
+    decisions: usize,
     a_second: f64,
     p50: f64,
     p99: f64,
@@ -150,6 +177,7 @@ fn measure(
     times.sort_by(f32::total_cmp);
     let at = |share: f64| 1_000.0 * f64::from(times[(times.len() as f64 * share) as usize]);
     Measured {
+        decisions: times.len(),
         a_second: times.len() as f64 / start.elapsed().as_secs_f64(),
         p50: at(0.5),
         p99: at(0.99),

@@ -145,6 +145,11 @@ impl Server {
         signal(self.process(), "-CONT");
     }
 
+    /// Of the process.
+    pub fn id(&self) -> u32 {
+        self.process().id()
+    }
+
     fn process(&self) -> &Child {
         self.child.as_ref().expect("the server runs")
     }
