@@ -97,7 +97,6 @@ impl Limits {
         let limits: Vec<Limit> = limits.into_iter().map(Into::into).collect();
         assert_valid(&limits);
         let store = AnyStore::new(MemoryStore::new());
-        limits.iter().for_each(mistakes::note_own_store);
         let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, store.clone()));
         let this = Self { limits: limiters.collect(), store };
         let own = || Some(mistakes::OWN_MEMORY.to_owned());

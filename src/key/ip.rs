@@ -5,9 +5,8 @@ use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 
 use http::HeaderValue;
-use http::header::{CONTENT_TYPE, HOST};
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::uri::Authority;
 
 use super::encoding::{IPV6_PREFIX, Key};
 use super::extractor::{KeyExtractor, MissingKey};
@@ -35,7 +34,7 @@ pub struct PeerAddr(pub SocketAddr);
 ///
 /// Behind a proxy, this is the proxy's address, and all clients share one count: use `client_ip()`
 /// there (feature `client-ip`). The log warns once if a request has a forwarding header and comes
-/// from a loopback or private address, or comes from the gateway of a Docker network.
+/// from a loopback or private address.
 pub fn peer_ip() -> PeerIp {
     PeerIp { ipv6_prefix: IPV6_PREFIX }
 }
@@ -148,11 +147,6 @@ const HINT: &str = "requests with forwarding headers come from a loopback or pri
     `.key(client_ip().trusting([\"10.0.0.0/8\"]))` with the addresses of your proxies (feature \
     `client-ip`), or `.key(client_ip().trusting_hops(0))` if there is no proxy";
 
-const DOCKER_HINT: &str = "requests come from the gateway of a Docker network and count by it: \
-    Docker's userland proxy hides clients that connect over IPv6, so that all of them share one \
-    count. Give the network IPv6 (`enable_ipv6: true` in compose.yaml), or write \
-    `.key(client_ip().trusting_hops(0))` if such peers are clients";
-
 #[cfg(feature = "client-ip")]
 const OTHER_HEADER_HINT: &str = "requests of a trusted proxy lack the header that `client_ip()` \
     reads, have another forwarding header, and count by the proxy's address: all of its clients \
@@ -191,22 +185,7 @@ fn has_forwarding_header(parts: &Parts) -> bool {
 fn log_hint(parts: &Parts, peer: IpAddr) {
     if is_local(peer) && has_forwarding_header(parts) {
         observe::doubt(&HINT);
-    } else if is_docker_gateway(peer) && !asks_for_this_host(parts) {
-        observe::doubt(&DOCKER_HINT);
     }
-}
-
-/// From here Docker's proxy connects to a container, if the network has the usual addresses.
-fn is_docker_gateway(peer: IpAddr) -> bool {
-    matches!(peer.to_canonical(), IpAddr::V4(v4) if matches!(v4.octets(), [172, 16..32, 0, 1]))
-}
-
-/// For `localhost`, as a developer's requests are, or for no host.
-fn asks_for_this_host(parts: &Parts) -> bool {
-    let header = parts.headers.get(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
-    let Some(host) = parts.uri.host().or(header.as_ref().map(Authority::host)) else { return true };
-    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
-    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// This host's, a private network's, or a provider's network's.

@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::limit::Limit;
@@ -47,37 +46,6 @@ pub(super) fn note_no_change(name: &str) {
 
 /// In place of a store's identity: each limit counts in a memory of its own.
 pub(crate) const OWN_MEMORY: &str = "own memory";
-
-pub(crate) fn note_own_store(limit: &Limit) {
-    /// More than an app makes for its connections, or in its tests.
-    const MANY: u32 = 1_000;
-    /// More than an app writes down.
-    const MOST: usize = 1_024;
-    static MADE: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
-
-    let mut hasher = DefaultHasher::new();
-    (limit.scope.name(), limit.quotas.as_slice()).hash(&mut hasher);
-    let id = hasher.finish();
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    if made.len() >= MOST && !made.contains_key(&id) {
-        return;
-    }
-    let times = made.entry(id).or_default();
-    *times = times.saturating_add(1);
-    let is_news = *times == MANY;
-    drop(made);
-    if is_news {
-        let what = match limit.scope.name() {
-            "" => format!("a rate limit of {}", limit.quotas),
-            name => format!("the rate limit `{name}`"),
-        };
-        observe::doubt(&format_args!(
-            "{what} was made {MANY} times, each with counts of its own: if one is made for each \
-             request, it refuses nothing; make it once, for a layer or for `State<Limiter>`, and \
-             clone that"
-        ));
-    }
-}
 
 /// Two limits of one name in the same counts charge the same counters, as plans are to. If each
 /// counts in a memory of its own, a key has both limits.
