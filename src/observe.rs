@@ -4,16 +4,15 @@
 //!
 //! No key reaches these files, so none can be logged (S26).
 
-use std::fmt::Display;
 #[cfg(feature = "saved")]
 use std::sync::atomic::{AtomicU64, Ordering};
-#[cfg(feature = "saved")]
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 #[cfg(feature = "saved")]
 use std::time::SystemTime;
 
 use crate::sync::AtEnd;
+#[cfg(feature = "saved")]
+use crate::sync::{Mutex, lock};
 
 mod log;
 #[cfg(feature = "metrics")]
@@ -54,24 +53,28 @@ impl<'a> Observed<'a> {
 }
 
 impl Observed<'_> {
-    fn count(self, event: Event, by: u64) {
+    #[inline(always)]
+    pub(crate) fn event(self, what: Event, n: u64) {
         #[cfg(feature = "metrics")]
-        self.meters.increment(self.name(), OUTCOMES.len() + event as usize, by);
-        let _ = (event, by);
+        self.meters.event(self.name(), what, n);
+        let _ = (what, n);
     }
 
     #[inline(always)]
-    fn time(self, what: Timed, took: Duration) {
+    pub(crate) fn passed(self, what: Event, tokens: u64) {
+        self.event(what, 1);
         #[cfg(feature = "metrics")]
-        self.meters.time(self.name(), what, took);
-        let _ = (what, took);
+        if tokens != 1 || self.meters.has_costs() {
+            self.charged(tokens);
+        }
+        let _ = tokens;
     }
 
-    #[inline]
-    pub(crate) fn answered(self, outcome: Outcome) {
-        #[cfg(feature = "metrics")]
-        self.meters.increment(self.name(), outcome as usize, 1);
-        let _ = outcome;
+    #[cfg(feature = "metrics")]
+    #[inline(never)]
+    fn charged(self, tokens: u64) {
+        self.meters.note_costs();
+        self.event(Event::TokensCharged, tokens);
     }
 
     /// From here on, tokens are counted.
@@ -80,76 +83,17 @@ impl Observed<'_> {
         self.meters.note_costs();
     }
 
-    #[inline(always)]
-    pub(crate) fn passed(self, outcome: Outcome, tokens: u64) {
+    /// The duration of a call to a store, or of a wait in a queue.
+    pub(crate) fn took(self, what: Timed, time: Duration) {
         #[cfg(feature = "metrics")]
-        if tokens != 1 || self.meters.has_costs() {
-            return self.charged(outcome, tokens);
-        }
-        let _ = tokens;
-        self.answered(outcome);
+        meters::time(self.name(), what, time);
+        let _ = (what, time);
     }
 
-    #[cfg(feature = "metrics")]
-    #[inline(never)]
-    fn charged(self, outcome: Outcome, tokens: u64) {
-        self.answered(outcome);
-        self.meters.note_costs();
-        self.count(Event::TokensCharged, tokens);
-    }
-
-    pub(crate) fn refunded(self, tokens: u64) {
-        self.count(Event::TokensRefunded, tokens);
-    }
-
-    pub(crate) fn settled(self, tokens: u64) {
-        self.count(Event::TokensSettled, tokens);
-    }
-
-    pub(crate) fn refused_undecided(self, outcome: Outcome, missing: Option<&impl Display>) {
-        self.answered(outcome);
-        #[cfg(feature = "tracing")]
-        tracing::debug!(
-            target: "tower_fixed_window",
-            scope = self.name(),
-            outcome = OUTCOMES[outcome as usize],
-            missing = missing.map(tracing::field::display),
-            "a request is refused"
-        );
-        let _ = missing;
-    }
-
-    /// A `retry_after` of `None` is never.
-    pub(crate) fn log_refusal(
-        self,
-        outcome: Outcome,
-        quota: &impl Display,
-        retry_after: Option<Duration>,
-    ) {
-        log::refused(self.name(), outcome, quota, retry_after);
-    }
-
-    /// Without `quotas`, the request is exempt or unlimited.
-    #[cfg(feature = "tracing")]
-    pub(crate) fn first_request(
-        self,
-        quotas: Option<&impl Display>,
-        cost: Option<u64>,
-        key_type: &str,
-        store: &str,
-        shadow: bool,
-    ) {
-        let key = log::without_paths(key_type);
-        tracing::info!(
-            target: "tower_fixed_window",
-            scope = self.name(),
-            quotas = quotas.map_or_else(|| "none".to_owned(), ToString::to_string),
-            cost,
-            key,
-            store,
-            shadow,
-            "a rate limit has its first request"
-        );
+    pub(crate) fn waits(self, more: i64) {
+        #[cfg(feature = "metrics")]
+        meters::wait(self.name(), more as f64);
+        let _ = more;
     }
 
     /// `end` is in milliseconds.
@@ -157,66 +101,6 @@ impl Observed<'_> {
         #[cfg(feature = "metrics")]
         meters::change(self.name(), of, end);
         let _ = (of, end);
-    }
-
-    /// By itself.
-    pub(crate) fn change_ended(self, of: Change) {
-        #[cfg(feature = "tracing")]
-        tracing::info!(
-            target: "tower_fixed_window",
-            scope = self.name(),
-            of = of.name(),
-            "a change has ended: what held before holds again"
-        );
-        let _ = of;
-    }
-
-    pub(crate) fn store_fails(
-        self,
-        meanwhile: Meanwhile,
-        server: Option<&str>,
-        error: &impl Display,
-    ) {
-        log::store_fails(self.name(), meanwhile.text(), server, error);
-    }
-
-    pub(crate) fn store_is_back(self, requests: u64, after: Duration) {
-        log::store_is_back(self.name(), requests, after);
-    }
-
-    pub(crate) fn store_was_called(self, took: Duration) {
-        self.time(Timed::Store, took);
-    }
-
-    pub(crate) fn waits(self, more: i64) {
-        #[cfg(feature = "metrics")]
-        self.meters.wait(self.name(), more as f64);
-        let _ = more;
-    }
-
-    pub(crate) fn waited(self, time: Duration) {
-        self.time(Timed::Wait, time);
-    }
-
-    pub(crate) fn store_failed(self) {
-        self.count(Event::StoreFailure, 1);
-    }
-
-    pub(crate) fn without_store(self, meanwhile: Meanwhile) {
-        self.count(meanwhile.event(), 1);
-    }
-
-    pub(crate) fn warned(self) {
-        self.count(Event::Warned, 1);
-    }
-
-    #[inline]
-    pub(crate) fn overflowed(self) {
-        self.count(Event::Overflow, 1);
-    }
-
-    pub(crate) fn refused_from_memory(self) {
-        self.count(Event::RememberedRefusal, 1);
     }
 }
 
@@ -232,7 +116,7 @@ pub(crate) struct Saves {
 impl Saves {
     pub(crate) fn note(&self, bytes: u64, took: Duration) {
         let last = (SystemTime::now(), took, bytes);
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+        *lock(&self.last) = Some(last);
     }
 
     pub(crate) fn note_failure(&self) {
@@ -250,8 +134,10 @@ pub(crate) fn call_under_way() -> AtEnd<impl Fn()> {
     })
 }
 
+/// What is counted: what became of a request, how one was answered without its store, and others.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Outcome {
+#[cfg_attr(not(all(feature = "metrics", feature = "tokio")), allow(dead_code))]
+pub(crate) enum Event {
     Passed,
     Reserved,
     Refused,
@@ -260,27 +146,10 @@ pub(crate) enum Outcome {
     ShadowMissingKey,
     FailedOpen,
     FailedClosed,
-}
-
-#[cfg(any(feature = "tracing", feature = "metrics"))]
-const OUTCOMES: [&str; Outcome::FailedClosed as usize + 1] = [
-    "passed",
-    "reserved",
-    "refused",
-    "shadow_refused",
-    "missing_key",
-    "shadow_missing_key",
-    "failed_open",
-    "failed_closed",
-];
-
-#[derive(Clone, Copy)]
-#[cfg_attr(not(all(feature = "metrics", feature = "tokio")), allow(dead_code))]
-enum Event {
-    StoreFailure,
     CountedLocally,
     Allowed,
     Denied,
+    StoreFailure,
     Overflow,
     RememberedRefusal,
     Warned,
@@ -289,30 +158,21 @@ enum Event {
     TokensSettled,
 }
 
-#[derive(Clone, Copy)]
-pub(crate) enum Meanwhile {
-    Local,
-    Allow,
-    Deny,
-}
-
-impl Meanwhile {
-    fn event(self) -> Event {
-        match self {
-            Self::Local => Event::CountedLocally,
-            Self::Allow => Event::Allowed,
-            Self::Deny => Event::Denied,
-        }
-    }
-
-    fn text(self) -> &'static str {
-        match self {
-            Self::Local => "requests are counted in this process",
-            Self::Allow => "requests pass uncounted",
-            Self::Deny => "requests are refused with 503",
-        }
-    }
-}
+/// The outcomes of requests, and then the policies while a store fails.
+#[cfg(any(feature = "tracing", feature = "metrics"))]
+const LABELS: [&str; Event::Denied as usize + 1] = [
+    "passed",
+    "reserved",
+    "refused",
+    "shadow_refused",
+    "missing_key",
+    "shadow_missing_key",
+    "failed_open",
+    "failed_closed",
+    "local",
+    "allow",
+    "deny",
+];
 
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Change {
@@ -333,7 +193,8 @@ impl Change {
 }
 
 #[derive(Clone, Copy)]
-enum Timed {
+#[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+pub(crate) enum Timed {
     Store,
     Wait,
 }

@@ -10,6 +10,7 @@ use http::request::Parts;
 use super::Limiter;
 use crate::decision::{Decision, Usage};
 use crate::key::{Key, KeyExtractor, PeerIp, key_fn, peer_ip};
+use crate::observe::Event;
 use crate::quota::{Plan, Quota, Quotas};
 use crate::store::{Scope, Store};
 
@@ -311,7 +312,7 @@ impl Limit {
         for &(percent, ref warn) in &self.warnings {
             for (&quota, &usage) in quotas.iter().zip(decision.usage()) {
                 if usage.has_reached(percent, taken) {
-                    self.scope.observe().warned();
+                    self.scope.observe().event(Event::Warned, 1);
                     let near = NearLimit { name, key, quota, usage, percent };
                     // A panic would keep other limits from being warned of, charged or corrected.
                     let _panicked = catch_unwind(AssertUnwindSafe(|| warn(&near)));

@@ -11,7 +11,7 @@ use super::refused::Refused;
 use super::{ELSEWHERE, Limit, Receipt, ReceiptLine, charge_lines, mistakes};
 use crate::decision::{Decision, RateLimited, system_time};
 use crate::key::Key;
-use crate::observe::Change;
+use crate::observe::{Change, Event};
 use crate::quota::{Plan, Quota, Quotas};
 use crate::store::{
     Account, Adjust, AnyStore, Charge, MemoryStore, Reply, Scope, Store, StoreError, instant,
@@ -292,7 +292,7 @@ impl Limiter {
         match actual.checked_sub(taken) {
             Some(0) => Reply::now(()),
             Some(more) => {
-                account.scope().observe().settled(more);
+                account.scope().observe().event(Event::TokensSettled, more);
                 mistakes::note_cost(account, actual);
                 let taken = self.store.adjust(Adjust::take(account, more, decision));
                 match self.live.limit().warns() {
@@ -301,7 +301,7 @@ impl Limiter {
                 }
             }
             None => {
-                account.scope().observe().refunded(taken - actual);
+                account.scope().observe().event(Event::TokensRefunded, taken - actual);
                 self.store.adjust(Adjust::refund(account, taken - actual, decision))
             }
         }

@@ -10,7 +10,7 @@ use http::request::Parts;
 use super::Limiter;
 use crate::decision::Decision;
 use crate::key::route;
-use crate::observe::{self, Outcome};
+use crate::observe::{self, Event};
 use crate::store::{Account, Scope};
 
 pub(crate) type ChargedLine<'a> = (&'a Limiter, Account<'a>, u64);
@@ -51,7 +51,7 @@ fn note(
         note_passed(account.scope(), cost, waits);
     } else {
         // Its store failed, and lets requests pass then.
-        account.scope().observe().answered(Outcome::FailedOpen);
+        account.scope().observe().event(Event::FailedOpen, 1);
     }
     limiter.is_watched()
 }
@@ -59,7 +59,7 @@ fn note(
 #[inline(always)]
 pub(super) fn note_passed(scope: &Scope, tokens: u64, waits: bool) {
     if observe::ON {
-        scope.observe().passed(if waits { Outcome::Reserved } else { Outcome::Passed }, tokens);
+        scope.observe().passed(if waits { Event::Reserved } else { Event::Passed }, tokens);
     }
 }
 
@@ -69,12 +69,12 @@ fn note_refused(account: Account<'_>, decision: &Decision, place: usize, shadow:
     if !decision.refuses_at(place) {
         return;
     }
-    let outcome = if shadow { Outcome::ShadowRefused } else { Outcome::Refused };
+    let outcome = if shadow { Event::ShadowRefused } else { Event::Refused };
     let observed = account.scope().observe();
-    observed.answered(outcome);
+    observed.event(outcome, 1);
     if observe::shows_refusals() && place == decision.governing_place() {
         let quota = decision.governing_of(account.quotas());
-        observed.log_refusal(outcome, quota, decision.retry_after());
+        observed.log_refusal(outcome, Some((quota, decision.retry_after())), None);
     }
 }
 

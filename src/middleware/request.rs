@@ -15,6 +15,7 @@
 //!   and the request does not wait. If all limits are in shadow mode, the first one is the charge.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::iter;
 use std::mem;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use super::service::{Current, Settings, SharedSettings};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
 use crate::limits::{ChargedLine, ReceiptLine, observe};
-use crate::observe::Outcome;
+use crate::observe::Event;
 use crate::quota::Quotas;
 #[cfg(feature = "tracing")]
 use crate::store::AnyStore;
@@ -300,7 +301,7 @@ impl<J> LimitedRequest<J> {
     fn fail_open(&mut self, parts: &Parts) -> Next {
         for line in self.lines() {
             let observed = self.settings_of(line).limiter.scope().observe();
-            observed.answered(Outcome::FailedOpen);
+            observed.event(Event::FailedOpen, 1);
         }
         // The store of limits aside may be well.
         self.awaits_response = true;
@@ -363,15 +364,16 @@ impl<J> LimitedRequest<J> {
     fn report_undecided(&self, reason: &Reason) {
         let (outcome, missing, lines) = match reason {
             Reason::MissingKey(missing) if missing.is_client() => {
-                (Outcome::MissingKey, Some(missing), 1)
+                (Event::MissingKey, Some(missing as &dyn Display), 1)
             }
-            Reason::MissingKey(_) => (Outcome::MissingKey, None, 1),
-            Reason::StoreFailed => (Outcome::FailedClosed, None, self.count()),
+            Reason::MissingKey(_) => (Event::MissingKey, None, 1),
+            Reason::StoreFailed => (Event::FailedClosed, None, self.count()),
             Reason::RateLimited(_) | Reason::QueueClosed => return,
         };
         for line in self.lines().take(lines) {
             let observed = self.settings_of(line).limiter.scope().observe();
-            observed.refused_undecided(outcome, missing);
+            observed.event(outcome, 1);
+            observed.log_refusal(outcome, None, missing);
         }
     }
 
@@ -520,7 +522,7 @@ impl<J> LimitedRequest<J> {
                     aside.note(&charged, Decision::clone(&decision));
                     observe(&decision, 1, |_| line, true, parts);
                 }
-                Err(_) => charged.limiter.scope().observe().answered(Outcome::FailedOpen),
+                Err(_) => charged.limiter.scope().observe().event(Event::FailedOpen, 1),
             };
             match reply.into_now() {
                 Ok(answer) => note(Some(parts), answer),
@@ -660,7 +662,7 @@ fn find_line(
         if !shadow {
             return Err(Reason::MissingKey(missing));
         }
-        settings.limiter.scope().observe().answered(Outcome::ShadowMissingKey);
+        settings.limiter.scope().observe().event(Event::ShadowMissingKey, 1);
         return Ok(FoundLines::None);
     }
     if let Some(plan) = &settings.plan

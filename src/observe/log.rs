@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 #[cfg(feature = "tracing")]
-use super::OUTCOMES;
-use super::Outcome;
+use super::LABELS;
+use super::{Change, Event, Observed};
 
 macro_rules! log {
     ($level:ident, $what:expr $(, $name:ident = $value:expr)*) => {{
@@ -46,7 +46,7 @@ pub(crate) fn shows_refusals() -> bool {
 
 /// `Extract<a::b::header::{{closure}}>` is `header`.
 #[cfg(feature = "tracing")]
-pub(super) fn without_paths(type_name: &str) -> String {
+fn without_paths(type_name: &str) -> String {
     let text = type_name.replace("::{{closure}}", "");
     let mut short = String::new();
     for part in text.split_inclusive("::") {
@@ -63,49 +63,92 @@ pub(super) fn without_paths(type_name: &str) -> String {
     inner.unwrap_or(&short).to_owned()
 }
 
-#[cold]
-pub(super) fn refused(
-    scope: &str,
-    outcome: Outcome,
-    quota: &impl Display,
-    retry_after: Option<Duration>,
-) {
-    #[cfg(feature = "tracing")]
-    tracing::debug!(
-        target: "tower_fixed_window",
-        scope,
-        %quota,
-        outcome = OUTCOMES[outcome as usize],
-        retry_after = retry_after.map(|after| after.as_millis().div_ceil(1_000) as u64),
-        "{}",
-        match outcome {
-            Outcome::Refused => "a request is refused",
-            _ => "a request would be refused",
-        },
-    );
-    let _ = (scope, outcome, quota, retry_after);
-}
-
-pub(super) fn store_fails(
-    scope: &str,
-    meanwhile: &'static str,
-    server: Option<&str>,
-    error: &impl Display,
-) {
-    const WHAT: &str = "the store fails";
-
-    let error = format_args!("{error}");
-    match server {
-        Some(server) => {
-            log!(warn, WHAT, scope = scope, meanwhile = meanwhile, server = server, error = error);
-        }
-        None => log!(warn, WHAT, scope = scope, meanwhile = meanwhile, error = error),
+impl Observed<'_> {
+    /// By a quota, until the next retry (`None`: never), or because something is missing.
+    #[cold]
+    pub(crate) fn log_refusal(
+        self,
+        outcome: Event,
+        by: Option<(&dyn Display, Option<Duration>)>,
+        missing: Option<&dyn Display>,
+    ) {
+        #[cfg(feature = "tracing")]
+        tracing::debug!(
+            target: "tower_fixed_window",
+            scope = self.name(),
+            quota = by.map(|(quota, _)| tracing::field::display(quota)),
+            outcome = LABELS[outcome as usize],
+            missing = missing.map(tracing::field::display),
+            retry_after = by.and_then(|(_, after)| Some(after?.as_millis().div_ceil(1_000) as u64)),
+            "a request {} refused",
+            if outcome == Event::ShadowRefused { "would be" } else { "is" },
+        );
+        let _ = (outcome, by, missing);
     }
-}
 
-pub(super) fn store_is_back(scope: &str, requests: u64, after: Duration) {
-    let seconds = after.as_millis() as f64 / 1_000.0;
-    log!(warn, "the store is back", scope = scope, requests = requests, seconds = seconds);
+    /// Without `quotas`, the request is exempt or unlimited.
+    #[cfg(feature = "tracing")]
+    pub(crate) fn first_request(
+        self,
+        quotas: Option<&impl Display>,
+        cost: Option<u64>,
+        key_type: &str,
+        store: &str,
+        shadow: bool,
+    ) {
+        let key = without_paths(key_type);
+        tracing::info!(
+            target: "tower_fixed_window",
+            scope = self.name(),
+            quotas = quotas.map_or_else(|| "none".to_owned(), ToString::to_string),
+            cost,
+            key,
+            store,
+            shadow,
+            "a rate limit has its first request"
+        );
+    }
+
+    /// By itself.
+    pub(crate) fn change_ended(self, of: Change) {
+        #[cfg(feature = "tracing")]
+        tracing::info!(
+            target: "tower_fixed_window",
+            scope = self.name(),
+            of = of.name(),
+            "a change has ended: what held before holds again"
+        );
+        let _ = of;
+    }
+
+    pub(crate) fn store_fails(self, policy: Event, server: Option<&str>, error: &impl Display) {
+        const WHAT: &str = "the store fails";
+
+        let meanwhile = match policy {
+            Event::Allowed => "requests pass uncounted",
+            Event::Denied => "requests are refused with 503",
+            _ => "requests are counted in this process",
+        };
+        let (scope, error) = (self.name(), format_args!("{error}"));
+        match server {
+            Some(server) => {
+                log!(
+                    warn,
+                    WHAT,
+                    scope = scope,
+                    meanwhile = meanwhile,
+                    server = server,
+                    error = error
+                );
+            }
+            None => log!(warn, WHAT, scope = scope, meanwhile = meanwhile, error = error),
+        }
+    }
+
+    pub(crate) fn store_is_back(self, requests: u64, after: Duration) {
+        let (scope, seconds) = (self.name(), after.as_millis() as f64 / 1_000.0);
+        log!(warn, "the store is back", scope = scope, requests = requests, seconds = seconds);
+    }
 }
 
 /// The page on which symptoms have their causes, and these lines.

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use super::waiting::{Look, SIGN_OF_LIFE, Turn, Visit, Waiting};
 use super::{Claim, OfKey, Queue, Terms};
 use crate::decision::Decision;
-use crate::observe;
+use crate::observe::{self, Timed};
 use crate::store::StoreError;
 use crate::sync::{self, Instant, Sleep};
 
@@ -109,7 +109,7 @@ impl OfKey {
             for counter in &*self.counters {
                 let observed = queue.limits.limiters()[counter.limit].scope().observe();
                 observed.waits(more);
-                visit.waited.into_iter().for_each(|time| observed.waited(time));
+                visit.waited.into_iter().for_each(|time| observed.took(Timed::Wait, time));
             }
         }
         if visit.cannot_wait {

@@ -44,7 +44,7 @@ use super::memory::MemoryStore;
 use super::reply::{OnStoreFailure, Reply, StoreError};
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::observe::{self, Meanwhile};
+use crate::observe::{self, Event, Timed};
 use crate::sync::{AtEnd, Instant, Sleep, unique_number};
 
 mod breaker;
@@ -318,11 +318,11 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    fn meanwhile(&self) -> Meanwhile {
+    fn policy(&self) -> Event {
         match self.on_failure {
-            OnStoreFailure::Local => Meanwhile::Local,
-            OnStoreFailure::Allow => Meanwhile::Allow,
-            OnStoreFailure::Deny => Meanwhile::Deny,
+            OnStoreFailure::Local => Event::CountedLocally,
+            OnStoreFailure::Allow => Event::Allowed,
+            OnStoreFailure::Deny => Event::Denied,
         }
     }
 
@@ -351,7 +351,7 @@ impl Caller {
     pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
         if !charge.is_peek() {
             let scopes = charge.lines().map(|(account, _)| account.scope());
-            scopes.for_each(|scope| scope.observe().without_store(self.meanwhile()));
+            scopes.for_each(|scope| scope.observe().event(self.policy(), 1));
             self.outage.count_answer_without();
         }
         match self.on_failure {
@@ -389,10 +389,10 @@ impl Caller {
         };
         let took = since.elapsed();
         if !answer.as_ref().is_err_and(StoreError::is_unsent) {
-            scope.observe().store_was_called(took);
+            scope.observe().took(Timed::Store, took);
         }
         if answer.as_ref().is_err_and(StoreError::is_failed_call) {
-            scope.observe().store_failed();
+            scope.observe().event(Event::StoreFailure, 1);
         }
         match &answer {
             Err(error) if error.is_unsent() => breaker.note_unsent(domain),
@@ -426,7 +426,7 @@ impl Caller {
 
     fn log_failure(&self, scope: &Scope, key: &Key, error: &StoreError) {
         let server = self.store.server(scope, key);
-        scope.observe().store_fails(self.meanwhile(), server.as_deref(), error);
+        scope.observe().store_fails(self.policy(), server.as_deref(), error);
     }
 }
 

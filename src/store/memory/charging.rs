@@ -12,7 +12,7 @@ use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
 use super::{MINUTE, MemoryStore};
 use crate::decision::{Decision, MAX_LIMITS, Ruling};
-use crate::observe;
+use crate::observe::{self, Event};
 use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 use crate::window::Window;
@@ -215,7 +215,7 @@ impl MemoryStore {
             let until = shard.overflows_until(now);
             if until.is_some() && !places.iter().all(|place| place.is_own(taken[i])) {
                 shard.overflowed += 1;
-                account.scope().observe().overflowed();
+                account.scope().observe().event(Event::Overflow, 1);
                 latest = latest.max(until);
             }
         }

@@ -10,6 +10,7 @@ use super::super::charge::Charge;
 use super::super::sharded::Sharded;
 use crate::decision::Decision;
 use crate::key::Key;
+use crate::observe::Event;
 use crate::quota::Quotas;
 use crate::sync::{self, Instant, Mutex};
 use crate::window::Window;
@@ -74,7 +75,7 @@ impl Known {
         if refusal.allowed() {
             return Err(sent);
         }
-        account.scope().observe().refused_from_memory();
+        account.scope().observe().event(Event::RememberedRefusal, 1);
         Ok(refusal)
     }
 
