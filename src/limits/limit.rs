@@ -276,9 +276,7 @@ impl Limit {
     ///
     /// Counts are of this process, in the current quarter of an hour and the one before ([S39]). A
     /// quarter's count is too high by at most its `total / keys`, and each key with more refusals
-    /// than that is in the list, even under a flood of invented keys. Each key takes less than 1
-    /// kB. From the thousandth refusal of a quarter on, one in eight counts for eight: then a count
-    /// of 1,000 is right within some 20%, one of 100,000 within 2%.
+    /// than that is in the list, even under a flood of invented keys. Each key takes about 1 kB.
     ///
     /// [S39]: crate::guide::semantics#stores
     ///

@@ -92,10 +92,9 @@ fn watch<'a>(
             }
         } else if let Some(tracker) = limiter.live().tracker()
             && decision.refuses_at(place)
-            && let Some(weight) = tracker.weight(decision)
             && let Some(of) = decision.at(place)
         {
-            tracker.note(weight, key, quotas, &of, parts.map(route));
+            tracker.note(key, quotas, &of, parts.map(route));
         }
     }
 }

@@ -1,14 +1,16 @@
 //! The keys and routes that a limit refused lately: [`Refused`]. Each quarter of an hour has its
-//! counts, by the Space-Saving algorithm (Metwally, Agrawal and El Abbadi, 2005). The current one
-//! and the one before are reported.
+//! counts. The current one and the one before are reported.
+//!
+//! The counts have a bound, since clients may invent keys, and decay when they reach it: all are
+//! lowered by the median, and those at 0 make room (Misra and Gries, 1982). What was taken from all
+//! so far is how much any count can be wrong. Space-Saving, which replaces the least count, has the
+//! same bound in half the places, but needs an order of the counts.
 
 use std::borrow::Borrow;
-use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::mem;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::SystemTime;
 
 use foldhash::quality::RandomState;
@@ -20,10 +22,6 @@ use crate::sync::{self, Mutex};
 
 /// In milliseconds.
 const PERIOD: i64 = 15 * 60 * 1_000;
-/// The number of refusals in a period that are all counted. If there are more, it is a flood, and
-/// one in `SAMPLE` counts for as many.
-const ALL: u64 = 1_000;
-const SAMPLE: u64 = 8;
 
 /// The refusals of a limit in this process, in the current quarter of an hour and the one before:
 /// [`Limiter::refused`](crate::Limiter::refused).
@@ -78,44 +76,27 @@ pub struct RefusedRoute {
 }
 
 pub(crate) struct Tracker {
-    /// Until when a flood is sampled.
-    samples_until: AtomicI64,
+    most: usize,
+    /// The current one first.
     quarters: Mutex<[Quarter; 2]>,
 }
 
+#[derive(Default)]
 struct Quarter {
     number: i64,
-    keys: Hitters<Key>,
-    routes: Hitters<String>,
+    total: u64,
+    keys: Counts<Key>,
+    routes: Counts<String>,
 }
 
 impl Tracker {
     pub(super) fn new(most: usize) -> Self {
-        let quarter =
-            || Quarter { number: i64::MIN, keys: Hitters::new(most), routes: Hitters::new(most) };
-        let quarters = Mutex::new([quarter(), quarter()]);
-        Self { samples_until: AtomicI64::new(i64::MIN), quarters }
-    }
-
-    /// How much a refusal counts for, if it is counted.
-    #[inline]
-    pub(super) fn weight(&self, decision: &Decision) -> Option<u64> {
-        if decision.now_ms() >= self.samples_until.load(Ordering::Relaxed) {
-            return Some(1);
-        }
-        thread_local! {
-            static RANDOM: Cell<u64> = const { Cell::new(1) };
-        }
-        // Random, as refusals may come in turns. By Knuth.
-        let random = RANDOM.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        RANDOM.set(random);
-        (random >> 32 & (SAMPLE - 1) == 0).then_some(SAMPLE)
+        Self { most, quarters: Mutex::default() }
     }
 
     #[inline(never)]
     pub(super) fn note(
         &self,
-        weight: u64,
         key: &Key,
         quotas: &Quotas,
         decision: &Decision,
@@ -125,19 +106,15 @@ impl Tracker {
         let [current, before] = &mut *quarters;
         let number = decision.now_ms().div_euclid(PERIOD);
         // A clock that steps back over a boundary does not end the quarter that has begun.
-        if number != current.number && number != current.number.saturating_sub(1) {
+        if number != current.number && number != current.number - 1 {
             mem::swap(current, before);
-            current.begin(number);
-            self.samples_until.store(i64::MIN, Ordering::Relaxed);
+            *current = Quarter { number, ..Quarter::default() };
         }
+        current.total += 1;
         let quota = decision.governing_of(quotas);
-        current.keys.note(key, weight, quota, decision);
-        if current.keys.total >= ALL && weight == 1 {
-            let end = current.number.saturating_add(1).saturating_mul(PERIOD);
-            self.samples_until.store(end, Ordering::Relaxed);
-        }
+        current.keys.note(key, self.most, quota, decision);
         if let Some(route) = route {
-            current.routes.note(route, weight, quota, decision);
+            current.routes.note(route, self.most, quota, decision);
         }
     }
 
@@ -145,170 +122,104 @@ impl Tracker {
         let quarters = sync::lock(&self.quarters);
         let number = now.div_euclid(PERIOD);
         // A clock that is a little behind that of the decisions hides nothing.
-        let lately = number.saturating_sub(1)..=number.saturating_add(1);
-        let lately = quarters.iter().filter(|quarter| lately.contains(&quarter.number));
-        let (keys, routes): (Vec<_>, Vec<_>) =
-            lately.map(|quarter| (&quarter.keys, &quarter.routes)).unzip();
-        let total = keys.iter().map(|keys| keys.total).sum();
+        let lately = |of: &&Quarter| (of.number - number).abs() <= 1;
+        let lately: Vec<_> = quarters.iter().filter(lately).collect();
+        let total = lately.iter().map(|quarter| quarter.total).sum();
         let share = |count: u64| count as f64 / u64::max(total, 1) as f64;
-        let keys = merged(&keys).into_iter().map(|hitter| RefusedKey {
-            share: share(hitter.count),
-            count: hitter.count,
-            error: hitter.error,
-            first: system_time(hitter.first),
-            last: system_time(hitter.last),
-            quota: hitter.quota,
-            retry_at: hitter.retry_at.map(system_time),
-            key: hitter.of,
+        let most = self.most * lately.len();
+        let (keys, error) = sum(most, lately.iter().map(|quarter| &quarter.keys));
+        let keys = keys.into_iter().map(|(key, refusals)| RefusedKey {
+            key,
+            count: refusals.count,
+            error,
+            share: share(refusals.count),
+            first: system_time(refusals.first),
+            last: system_time(refusals.last),
+            quota: refusals.quota,
+            retry_at: refusals.retry_at.map(system_time),
         });
-        let routes = merged(&routes).into_iter().map(|hitter| RefusedRoute {
-            share: share(hitter.count),
-            count: hitter.count,
-            error: hitter.error,
-            route: hitter.of,
+        let (routes, error) = sum(most, lately.iter().map(|quarter| &quarter.routes));
+        let routes = routes.into_iter().map(|(route, Refusals { count, .. })| RefusedRoute {
+            route,
+            count,
+            error,
+            share: share(count),
         });
         Refused { total, keys: keys.collect(), routes: routes.collect() }
     }
 }
 
-impl Quarter {
-    #[cold]
-    fn begin(&mut self, number: i64) {
-        self.number = number;
-        self.keys.clear();
-        self.routes.clear();
+struct Counts<T> {
+    places: HashMap<T, Refusals, RandomState>,
+    /// What each count was lowered by, and so at most a `most`th of all refusals.
+    decayed: u64,
+}
+
+impl<T> Default for Counts<T> {
+    fn default() -> Self {
+        Self { places: HashMap::default(), decayed: 0 }
     }
 }
 
-/// The most frequent, by Space-Saving: what is new takes the place of the least frequent one, and
-/// its count. With `n` places and `total` refusals, a count is too high by at most `total / n`, and
-/// what was refused more often than that is there.
-struct Hitters<T> {
-    most: usize,
-    total: u64,
-    places: HashMap<T, usize, RandomState>,
-    hitters: Vec<Hitter<T>>,
-    /// No count is lower.
-    least: u64,
-    /// No place before this one has that count.
-    next: usize,
-}
-
-#[derive(Clone)]
-struct Hitter<T> {
-    of: T,
+#[derive(Clone, Copy)]
+struct Refusals {
     count: u64,
-    error: u64,
     first: i64,
     last: i64,
     retry_at: Option<i64>,
     quota: Quota,
 }
 
-impl<T: Hash + Eq + Clone> Hitters<T> {
-    fn new(most: usize) -> Self {
-        let (places, hitters) = (HashMap::default(), Vec::new());
-        Self { most, total: 0, places, hitters, least: 0, next: 0 }
-    }
-
-    fn clear(&mut self) {
-        (self.total, self.least, self.next) = (0, 0, 0);
-        self.places.clear();
-        self.hitters.clear();
-    }
-
-    #[inline(always)]
-    fn note<Q>(&mut self, of: &Q, weight: u64, quota: &Quota, decision: &Decision)
+impl<T: Hash + Eq> Counts<T> {
+    fn note<Q>(&mut self, of: &Q, most: usize, quota: &Quota, decision: &Decision)
     where
         T: Borrow<Q>,
         Q: ?Sized + Hash + Eq + ToOwned<Owned = T>,
     {
-        self.total += weight;
-        match self.places.get(of) {
-            Some(&place) => self.hitters[place].add(weight, quota, decision),
-            None => self.admit(of.to_owned(), weight, quota, decision),
+        let (now, retry_at) = (decision.now_ms(), decision.retry_at_ms());
+        let new = Refusals { count: 1, first: now, last: now, retry_at, quota: *quota };
+        if let Some(place) = self.places.get_mut(of) {
+            *place = Refusals { count: place.count + 1, first: place.first, ..new };
+        } else if most > 0 {
+            if self.places.len() >= 2 * most {
+                self.decay(most);
+            }
+            self.places.insert(of.to_owned(), new);
         }
     }
 
+    /// At least `most` counts are as high as the median, and at least as many leave.
     #[cold]
-    fn admit(&mut self, of: T, weight: u64, quota: &Quota, decision: &Decision) {
-        let (at, retry_at) = (decision.now_ms(), decision.retry_at_ms());
-        let new = |error| {
-            let (of, quota) = (of.clone(), *quota);
-            Hitter { of, count: error + weight, error, first: at, last: at, retry_at, quota }
-        };
-        let place = if self.hitters.len() < self.most {
-            self.hitters.push(new(0));
-            self.hitters.len() - 1
-        } else if let Some(place) = self.least() {
-            let old = mem::replace(&mut self.hitters[place], new(self.least));
-            self.places.remove(&old.of);
-            place
-        } else {
-            return;
-        };
-        self.places.insert(of, place);
-    }
-
-    /// Counts only grow: each place is looked at twice for each value that the least count has had,
-    /// at most `total / most`. So this takes a constant time for each refusal, on average.
-    fn least(&mut self) -> Option<usize> {
-        loop {
-            while let Some(hitter) = self.hitters.get(self.next) {
-                self.next += 1;
-                if hitter.count == self.least {
-                    return Some(self.next - 1);
-                }
-            }
-            self.least = self.hitters.iter().map(|hitter| hitter.count).min()?;
-            self.next = 0;
-        }
-    }
-
-    /// The count of what is not there, at most.
-    fn unseen(&self) -> u64 {
-        let is_full = self.hitters.len() == self.most;
-        let least = self.hitters.iter().map(|hitter| hitter.count).min();
-        least.filter(|_| is_full).unwrap_or(0)
+    fn decay(&mut self, most: usize) {
+        let mut counts: Vec<_> = self.places.values().map(|place| place.count).collect();
+        let (_, &mut median, _) = counts.select_nth_unstable(most);
+        self.decayed += median;
+        self.places.retain(|_, place| {
+            place.count = place.count.saturating_sub(median);
+            place.count > 0
+        });
     }
 }
 
-impl<T> Hitter<T> {
-    #[inline(always)]
-    fn add(&mut self, weight: u64, quota: &Quota, decision: &Decision) {
-        self.count += weight;
-        self.last = decision.now_ms();
-        self.retry_at = decision.retry_at_ms();
-        self.quota = *quota;
-    }
-}
-
-/// The later period first. Sorts by count.
-fn merged<T: Hash + Eq + Clone>(periods: &[&Hitters<T>]) -> Vec<Hitter<T>> {
-    let mut merged: Vec<Hitter<T>> = Vec::new();
-    for (i, period) in periods.iter().enumerate() {
-        let other = periods.get(1 - i);
-        let unseen = other.map_or(0, |other| other.unseen());
-        for hitter in &period.hitters {
-            let there = other.and_then(|other| Some((other, *other.places.get(&hitter.of)?)));
-            let mut hitter = hitter.clone();
-            match there {
-                Some(_) if i == 1 => continue,
-                Some((earlier, place)) => {
-                    let earlier = &earlier.hitters[place];
-                    hitter.count += earlier.count;
-                    hitter.error += earlier.error;
-                    hitter.first = hitter.first.min(earlier.first);
-                }
-                // The other period may have counted this one until it lost its place.
-                None => {
-                    hitter.count += unseen;
-                    hitter.error += unseen;
-                }
-            }
-            merged.push(hitter);
+/// The highest counts of all periods, the later period first, and by how much they can be too high.
+fn sum<'a, T: Hash + Eq + Clone + 'a>(
+    most: usize,
+    periods: impl Iterator<Item = &'a Counts<T>>,
+) -> (Vec<(T, Refusals)>, u64) {
+    let (mut all, mut error) = (HashMap::<_, Refusals>::new(), 0);
+    for period in periods {
+        error += period.decayed;
+        for (of, refusals) in &period.places {
+            let earlier = |sum: &mut Refusals| {
+                sum.count += refusals.count;
+                sum.first = sum.first.min(refusals.first);
+            };
+            all.entry(of).and_modify(earlier).or_insert(*refusals);
         }
     }
-    merged.sort_by_key(|hitter| (Reverse(hitter.count), Reverse(hitter.last)));
-    merged
+    let mut all: Vec<_> = all.into_iter().collect();
+    all.sort_by_key(|(_, refusals)| Reverse((refusals.count, refusals.last)));
+    all.truncate(most);
+    let count = |of: Refusals| Refusals { count: of.count + error, ..of };
+    (all.into_iter().map(|(of, refusals)| (of.clone(), count(refusals))).collect(), error)
 }
