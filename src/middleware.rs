@@ -11,9 +11,8 @@
 //!                                     `rejection`
 //! ```
 //!
-//! - The *layer* has the options. Its *service* has what requests need, once for each thread, so
-//!   that threads seldom write to the same memory: the quotas in force, and headers made of these
-//!   alone.
+//! - The *layer* has the options. Its *service* has what requests need: the quotas in force, and
+//!   headers made of these alone.
 //! - The *future* owns the service that was made ready, the request's parts and its body. It only
 //!   calls, waits and reads; the *limited request* knows what was taken and what is returned.
 //! - A *rejection* is why a request is refused. A `Reject` makes the response of it, and the layer

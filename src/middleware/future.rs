@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -28,29 +29,33 @@ pin_project! {
         S: Service<Request<B>>,
     {
         #[pin]
-        state: FutureState<S, B, S::Future, S::Response>,
+        state: FutureState<S, B, J>,
         // Dropped after the state: the refund comes after the service has been dropped.
-        limited: LimitedRequest<J>,
+        limited: LimitedRequest,
     }
 }
 
 pin_project! {
     #[project = FutureStateProj]
-    enum FutureState<S, B, F, R> {
+    enum FutureState<S, B, J>
+    where
+        S: Service<Request<B>>,
+    {
         /// The future holds the service that was made ready.
-        Deciding { decision: PendingDecision, held: Option<Box<Held<S, B>>> },
+        Deciding { decision: PendingDecision, held: Option<Box<Held<S, B, J>>> },
         /// Until it is the request's turn, it holds a clone of the service that is not ready, so
         /// that it keeps no capacity from others.
-        Waiting { held: Option<Box<Held<S, B>>> },
-        Calling { #[pin] future: F },
+        Waiting { held: Option<Box<Held<S, B, J>>> },
+        Calling { #[pin] future: S::Future },
         /// The rest of the body is read before the response is made, which counts from then.
-        Reading { held: Option<Box<(Parts, Rest<B>)>> },
-        Refused { response: Option<R> },
+        Reading { held: Option<Box<(Parts, Rest<B>, Arc<J>)>> },
+        Refused { response: Option<S::Response> },
     }
 }
 
-struct Held<S, B> {
+struct Held<S, B, J> {
     service: S,
+    reject: Arc<J>,
     parts: Parts,
     body: B,
 }
@@ -66,92 +71,132 @@ where
     /// A request that has to wait takes `service`, which is ready, and leaves a clone in its place.
     #[inline(always)]
     pub(crate) fn new(
-        mut limited: LimitedRequest<J>,
+        mut limited: LimitedRequest,
         service: &mut S,
+        reject: &Arc<J>,
         request: Request<B>,
     ) -> Self {
-        let (mut parts, body) = request.into_parts();
+        let (parts, body) = request.into_parts();
         let next = limited.start(&parts);
-        if matches!(next, Next::Call) {
+        let state = if matches!(next, Next::Call) {
             // `Next::Call` holds nothing to drop; dropping it would check that at run time.
             mem::forget(next);
-            limited.prepare_call(&mut parts.extensions);
-            // Called in this function, since moving a request is measurable.
-            let future = service.call(Request::from_parts(parts, body));
-            return Self { state: FutureState::Calling { future }, limited };
-        }
+            Self::call(&mut limited, service, parts, body)
+        } else {
+            Self::follow(&mut limited, next, service, reject, parts, body)
+        };
+        Self { state, limited }
+    }
+
+    /// Inlined, since moving a request is measurable.
+    #[inline(always)]
+    fn call(
+        limited: &mut LimitedRequest,
+        service: &mut S,
+        mut parts: Parts,
+        body: B,
+    ) -> FutureState<S, B, J> {
+        limited.prepare_call(&mut parts.extensions);
+        FutureState::Calling { future: service.call(Request::from_parts(parts, body)) }
+    }
+
+    /// Not inlined, so that the path of a request that is called at once stays short.
+    #[inline(never)]
+    fn follow(
+        limited: &mut LimitedRequest,
+        next: Next,
+        service: &mut S,
+        reject: &Arc<J>,
+        parts: Parts,
+        body: B,
+    ) -> FutureState<S, B, J> {
+        let hold = |service, parts, body| {
+            Some(Box::new(Held { service, reject: Arc::clone(reject), parts, body }))
+        };
         match next {
+            Next::Call => Self::call(limited, service, parts, body),
             Next::Refuse => {
-                let state = refuse(&mut limited, parts, body);
-                Self { state, limited }
+                limited.note_refused(&parts);
+                match Drain::rest(&limited.shared().options.drains, &parts, body) {
+                    Ok(rest) => {
+                        let held = Some(Box::new((parts, rest, Arc::clone(reject))));
+                        FutureState::Reading { held }
+                    }
+                    Err(is_unread) => {
+                        let response = limited.refuse(&**reject, &parts, Duration::ZERO, is_unread);
+                        FutureState::Refused { response: Some(response) }
+                    }
+                }
             }
-            next => {
-                let state = follow(&mut limited, next, service, parts, body);
-                Self { state, limited }
+            Next::Decide(decision) => {
+                FutureState::Deciding { decision, held: hold(take_ready(service), parts, body) }
+            }
+            Next::Ask | Next::Wait => {
+                let is_asking = limited.is_asking();
+                let service = if is_asking { take_ready(service) } else { release(service) };
+                FutureState::Waiting { held: hold(service, parts, body) }
             }
         }
     }
-}
 
-/// Not inlined, so that the path of a request that is called at once stays short.
-#[inline(never)]
-fn follow<S, B, J, R>(
-    limited: &mut LimitedRequest<J>,
-    next: Next,
-    service: &mut S,
-    mut parts: Parts,
-    body: B,
-) -> FutureState<S, B, S::Future, Response<R>>
-where
-    S: Service<Request<B>, Response = Response<R>> + Clone,
-    B: 'static,
-    J: Reject<R>,
-{
-    match next {
-        Next::Call => {
-            limited.prepare_call(&mut parts.extensions);
-            let future = service.call(Request::from_parts(parts, body));
-            FutureState::Calling { future }
-        }
-        Next::Refuse => refuse(limited, parts, body),
-        Next::Decide(decision) => {
-            let service = take_ready(service);
-            FutureState::Deciding { decision, held: Some(Box::new(Held { service, parts, body })) }
-        }
-        Next::Ask | Next::Wait => {
-            let is_asking = limited.is_asking();
-            let service = if is_asking { take_ready(service) } else { release(service) };
-            FutureState::Waiting { held: Some(Box::new(Held { service, parts, body })) }
-        }
+    /// Not inlined, since requests that are decided at once never wait.
+    #[inline(never)]
+    fn advance(
+        mut state: Pin<&mut FutureState<S, B, J>>,
+        limited: &mut LimitedRequest,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), S::Error>> {
+        let (next, held) = match state.as_mut().project() {
+            FutureStateProj::Deciding { decision, held } => {
+                let answer = ready!(decision.poll(cx));
+                let held = held.take().expect(DONE);
+                (limited.decide(&held.parts, answer), held)
+            }
+            FutureStateProj::Waiting { held: place } => {
+                // Taken, so that nothing is polled again after a panic.
+                let mut held = place.take().expect(DONE);
+                let mut is_ready = false;
+                loop {
+                    match limited.poll_queue(&held.parts, is_ready, Some(cx)) {
+                        Poll::Ready(Next::Ask) => match held.service.poll_ready(cx) {
+                            Poll::Ready(ready) => {
+                                ready?;
+                                is_ready = true;
+                            }
+                            Poll::Pending => {
+                                *place = Some(held);
+                                return Poll::Pending;
+                            }
+                        },
+                        Poll::Ready(Next::Wait) => {
+                            held.service = held.service.clone();
+                            is_ready = false;
+                        }
+                        Poll::Ready(next) => break (next, held),
+                        Poll::Pending => {
+                            *place = Some(held);
+                            return Poll::Pending;
+                        }
+                    }
+                }
+            }
+            FutureStateProj::Reading { held } => {
+                let (_, rest, _) = &mut **held.as_mut().expect(DONE);
+                let (late, is_unread) = ready!(rest.poll(cx));
+                let (parts, _, reject) = *held.take().expect(DONE);
+                let response = Some(limited.refuse(&*reject, &parts, late, is_unread));
+                state.set(FutureState::Refused { response });
+                return Poll::Ready(Ok(()));
+            }
+            FutureStateProj::Calling { .. } | FutureStateProj::Refused { .. } => {
+                return Poll::Ready(Ok(()));
+            }
+        };
+        let Held { mut service, reject, parts, body } = *held;
+        let next = Self::follow(limited, next, &mut service, &reject, parts, body);
+        state.set(next);
+        Poll::Ready(Ok(()))
     }
-}
-
-#[inline(always)]
-fn refuse<B, J, R, S>(
-    limited: &mut LimitedRequest<J>,
-    parts: Parts,
-    body: B,
-) -> FutureState<S, B, S::Future, Response<R>>
-where
-    S: Service<Request<B>, Response = Response<R>>,
-    B: 'static,
-    J: Reject<R>,
-{
-    limited.note_refused(&parts);
-    match Drain::rest(&limited.shared().options.drains, &parts, body) {
-        Ok(rest) => FutureState::Reading { held: Some(hold(parts, rest)) },
-        Err(is_unread) => {
-            let response = Some(limited.refuse(&parts, Duration::ZERO, is_unread));
-            FutureState::Refused { response }
-        }
-    }
-}
-
-/// Not inlined, so that only such a request moves its parts.
-#[cold]
-#[inline(never)]
-fn hold<B>(parts: Parts, rest: Rest<B>) -> Box<(Parts, Rest<B>)> {
-    Box::new((parts, rest))
 }
 
 fn take_ready<S: Clone>(service: &mut S) -> S {
@@ -193,74 +238,10 @@ where
                 FutureStateProj::Refused { response } => {
                     return Poll::Ready(Ok(response.take().expect(DONE)));
                 }
-                _ => ready!(advance(this.state.as_mut(), this.limited, cx))?,
+                _ => ready!(Self::advance(this.state.as_mut(), this.limited, cx))?,
             }
         }
     }
-}
-
-/// Not inlined, since requests that are decided at once never wait.
-#[inline(never)]
-fn advance<S, B, J, R>(
-    mut state: Pin<&mut FutureState<S, B, S::Future, Response<R>>>,
-    limited: &mut LimitedRequest<J>,
-    cx: &mut Context<'_>,
-) -> Poll<Result<(), S::Error>>
-where
-    S: Service<Request<B>, Response = Response<R>> + Clone,
-    B: 'static,
-    J: Reject<R>,
-{
-    let (next, held) = match state.as_mut().project() {
-        FutureStateProj::Deciding { decision, held } => {
-            let answer = ready!(decision.poll(cx));
-            let held = held.take().expect(DONE);
-            (limited.decide(&held.parts, answer), held)
-        }
-        FutureStateProj::Waiting { held: place } => {
-            // Taken, so that nothing is polled again after a panic.
-            let mut held = place.take().expect(DONE);
-            let mut is_ready = false;
-            loop {
-                match limited.poll_queue(&held.parts, is_ready, Some(cx)) {
-                    Poll::Ready(Next::Ask) => match held.service.poll_ready(cx) {
-                        Poll::Ready(ready) => {
-                            ready?;
-                            is_ready = true;
-                        }
-                        Poll::Pending => {
-                            *place = Some(held);
-                            return Poll::Pending;
-                        }
-                    },
-                    Poll::Ready(Next::Wait) => {
-                        held.service = held.service.clone();
-                        is_ready = false;
-                    }
-                    Poll::Ready(next) => break (next, held),
-                    Poll::Pending => {
-                        *place = Some(held);
-                        return Poll::Pending;
-                    }
-                }
-            }
-        }
-        FutureStateProj::Reading { held } => {
-            let (_, rest) = &mut **held.as_mut().expect(DONE);
-            let (late, is_unread) = ready!(rest.poll(cx));
-            let (parts, _) = *held.take().expect(DONE);
-            let response = Some(limited.refuse(&parts, late, is_unread));
-            state.set(FutureState::Refused { response });
-            return Poll::Ready(Ok(()));
-        }
-        FutureStateProj::Calling { .. } | FutureStateProj::Refused { .. } => {
-            return Poll::Ready(Ok(()));
-        }
-    };
-    let Held { mut service, parts, body } = *held;
-    let next = follow(limited, next, &mut service, parts, body);
-    state.set(next);
-    Poll::Ready(Ok(()))
 }
 
 impl<S, B, J> fmt::Debug for ResponseFuture<S, B, J>

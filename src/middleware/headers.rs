@@ -7,6 +7,7 @@
 //! response's extensions would cost a third of the whole layer. `LIMITS` is an array of bytes,
 //! since the linker may merge equal string literals.
 
+use std::cell::RefCell;
 use std::fmt::Write;
 use std::mem;
 use std::time::Duration;
@@ -115,9 +116,6 @@ pub(crate) struct PreparedHeaders {
     style: Headers,
     limit: (u64, HeaderValue),
     resource: Option<HeaderValue>,
-    /// The end of the last window, in milliseconds and as a header value. Most requests share this
-    /// end, and the table of small numbers does not hold it.
-    reset: Mutex<Option<(i64, HeaderValue)>>,
     refusal: Mutex<Option<LastRefusal>>,
 }
 
@@ -128,13 +126,7 @@ type LastRefusal = (Refusal, Option<u64>, Response<Bytes>);
 impl PreparedHeaders {
     pub(crate) fn new(style: Headers, name: &str, limit: u64) -> Self {
         let resource = HeaderValue::from_str(name).ok().filter(|name| !name.is_empty());
-        Self {
-            style,
-            limit: (limit, number(limit)),
-            resource,
-            reset: Mutex::default(),
-            refusal: Mutex::default(),
-        }
+        Self { style, limit: (limit, number(limit)), resource, refusal: Mutex::default() }
     }
 
     /// For a request that passed (S18), unless an inner layer of this crate has refused it, or has
@@ -176,23 +168,17 @@ impl PreparedHeaders {
     ) -> bool {
         // Most responses have no such header yet, so that inserting is the cheapest check.
         if let Some(theirs) = headers.insert(LIMIT, self.limit(decision.limit())) {
-            match author(headers) {
-                Author::Refused => {
-                    headers.insert(LIMIT, theirs);
-                    return true;
-                }
-                // The inner layer may have let the request wait until after this window.
-                Author::Passed
-                    if !is_tighter(decision, headers) || decision.reset_at_ms() <= now() =>
-                {
-                    headers.insert(LIMIT, theirs);
-                    return false;
-                }
-                _ => {
-                    for name in &GITHUB {
-                        headers.remove(name);
-                    }
-                }
+            // That has replaced the value, and kept the author's name.
+            let author = headers.keys().find(|name| **name == LIMIT).map(address);
+            let is_refused = author == Some(address(&REFUSED_LIMIT));
+            // The inner layer may have let the request wait until after this window.
+            let stays = || !is_tighter(decision, headers) || decision.reset_at_ms() <= now();
+            if is_refused || author == Some(address(&LIMIT)) && stays() {
+                headers.insert(LIMIT, theirs);
+                return is_refused;
+            }
+            for name in &GITHUB {
+                headers.remove(name);
             }
             headers.insert(LIMIT, self.limit(decision.limit()));
         } else if self.resource.is_none() && headers.keys().any(|name| *name == RESOURCE) {
@@ -254,17 +240,7 @@ impl PreparedHeaders {
     fn insert_values(&self, headers: &mut HeaderMap, decision: &Decision) {
         headers.insert(REMAINING, number(decision.remaining()));
         headers.insert(USED, number(decision.used()));
-        headers.insert(RESET, self.reset(decision.reset_at_ms()));
-    }
-
-    #[inline]
-    fn reset(&self, end: i64) -> HeaderValue {
-        // If another thread holds the lock, to write a new value is faster than to wait.
-        let Some(mut last) = sync::try_lock(&self.reset) else { return number(seconds(end)) };
-        match &*last {
-            Some((of, value)) if *of == end => value.clone(),
-            _ => last.insert((end, number(seconds(end)))).1.clone(),
-        }
+        headers.insert(RESET, reset(decision.reset_at_ms()));
     }
 
     /// What `make` returns, or else an empty response, with the headers of a refusal by a quota but
@@ -418,22 +394,6 @@ fn is_refused_inside<R>(response: &Response<R>) -> bool {
         || is_marked_refused(response)
 }
 
-enum Author {
-    Passed,
-    Refused,
-    Other,
-}
-
-/// Called after [`LIMIT`] was inserted over theirs: an insert replaces the value and keeps the
-/// author's name.
-fn author(headers: &HeaderMap) -> Author {
-    match headers.keys().find(|name| **name == LIMIT).map(address) {
-        Some(name) if name == address(&LIMIT) => Author::Passed,
-        Some(name) if name == address(&REFUSED_LIMIT) => Author::Refused,
-        _ => Author::Other,
-    }
-}
-
 #[inline]
 fn address(name: &HeaderName) -> *const u8 {
     name.as_str().as_ptr()
@@ -448,6 +408,25 @@ pub(crate) fn seconds(ms: i64) -> u64 {
 #[inline]
 fn number(n: u64) -> HeaderValue {
     if n < SMALL { HeaderValue::from_static(digits(n)) } else { large(n) }
+}
+
+/// The end of a window. Most requests share one, which the table does not hold: each thread keeps a
+/// few, so that threads write no count in common.
+#[inline]
+fn reset(end: i64) -> HeaderValue {
+    thread_local! {
+        static ENDS: RefCell<[(u64, HeaderValue); 4]> =
+            const { RefCell::new([const { (0, HeaderValue::from_static("0")) }; 4]) };
+    }
+    let end = seconds(end);
+    let kept = ENDS.try_with(|ends| {
+        let kept = &mut ends.borrow_mut()[(end.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62) as usize];
+        if kept.0 != end {
+            *kept = (end, number(end));
+        }
+        kept.1.clone()
+    });
+    kept.unwrap_or_else(|_| number(end))
 }
 
 fn large(n: u64) -> HeaderValue {

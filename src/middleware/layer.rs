@@ -450,9 +450,8 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
             let (by_key, limits) = (Arc::clone(&self.waiting), limits.clone());
             Arc::new(Queue { by_key, limits, most, max_wait })
         });
-        let (reject, marked) = (Arc::clone(&self.reject), Default::default());
-        let shared = SharedSettings { limits, options, queue, reject, marked };
-        FixedWindow::new(inner, shared)
+        let settings = SharedSettings { limits, options, queue, marked: Default::default() };
+        FixedWindow::new(inner, settings, Arc::clone(&self.reject))
     }
 }
 

@@ -45,8 +45,8 @@ pub(crate) use correction::PendingDecision;
 use correction::{Actual, AsideCharge, Charged, Correction};
 use waiting::InQueue;
 
-pub(crate) struct LimitedRequest<J> {
-    current: Arc<Current<J>>,
+pub(crate) struct LimitedRequest {
+    current: Arc<Current>,
     first: RequestLine,
     decided: Decided,
     /// `true` from the charge to the response: until then the charge may be refunded (S14).
@@ -99,9 +99,9 @@ enum FoundLines {
     Enforced,
 }
 
-impl<J> LimitedRequest<J> {
+impl LimitedRequest {
     #[inline]
-    pub(crate) fn new(current: Arc<Current<J>>) -> Self {
+    pub(crate) fn new(current: Arc<Current>) -> Self {
         Self {
             current,
             first: RequestLine::default(),
@@ -113,7 +113,7 @@ impl<J> LimitedRequest<J> {
         }
     }
 
-    pub(crate) fn shared(&self) -> &SharedSettings<J> {
+    pub(crate) fn shared(&self) -> &SharedSettings {
         &self.current.shared
     }
 
@@ -390,30 +390,27 @@ impl<J> LimitedRequest<J> {
     /// The response, this `late` after the decision. Over HTTP/1, what is unread would be taken for
     /// the next request.
     #[inline(never)]
-    pub(crate) fn refuse<R>(
+    pub(crate) fn refuse<R, J: Reject<R>>(
         &mut self,
+        reject: &J,
         parts: &Parts,
         late: Duration,
         is_unread: bool,
-    ) -> Response<R>
-    where
-        J: Reject<R>,
-    {
+    ) -> Response<R> {
         if !late.is_zero()
             && let Decided::Refused(Reason::RateLimited(decision)) = &mut self.decided
         {
             decision.pass_time(late);
         }
         let Decided::Refused(reason) = &self.decided else { unreachable!("it was refused") };
-        let shared = &self.current.shared;
         let governing = self.governing(reason.decision());
         let why = Rejection {
             reason,
-            limited: shared.options.status,
+            limited: self.shared().options.status,
             name: governing.limiter.name(),
             headers: &governing.headers,
         };
-        let mut response = shared.reject.reject(parts, &why);
+        let mut response = reject.reject(parts, &why);
         if !is_complete::<J>() {
             why.stamp(&mut response);
         }
@@ -677,7 +674,7 @@ fn find_line(
     Ok(if shadow { FoundLines::Shadow } else { FoundLines::Enforced })
 }
 
-impl<J> Drop for LimitedRequest<J> {
+impl Drop for LimitedRequest {
     fn drop(&mut self) {
         if self.awaits_response && self.current.shared.options.refund_dropped {
             self.give_back();

@@ -2,11 +2,9 @@
 //! clones share.
 
 use std::fmt;
-use std::num::NonZero;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::thread::available_parallelism;
 
 use http::{Extensions, Request, Response};
 use tower_service::Service;
@@ -21,6 +19,7 @@ use crate::limits::{CostFn, Limiter, Limits, PlanFn};
 use crate::observe;
 use crate::queue::Queue;
 use crate::quota::Quotas;
+use crate::sync::{self, Mutex};
 
 /// A service whose requests are limited: see [`FixedWindowLayer`](crate::FixedWindowLayer).
 ///
@@ -44,12 +43,14 @@ use crate::quota::Quotas;
 #[rustfmt::skip]
 pub struct FixedWindow<S, J = ProblemJson> { // no Service? Write `.reject(EmptyBody)`, or see its docs
     inner: S,
-    lanes: Arc<Lanes<J>>,
+    shared: Arc<InForce<J>>,
 }
 
 impl<S, J> FixedWindow<S, J> {
-    pub(crate) fn new(inner: S, shared: SharedSettings<J>) -> Self {
-        Self { inner, lanes: Arc::new(Lanes::new(shared)) }
+    pub(crate) fn new(inner: S, settings: SharedSettings, reject: Arc<J>) -> Self {
+        let (first, changed) = (OnceLock::new(), Mutex::new(None));
+        let shared = InForce { settings: Arc::new(settings), first, changed, reject };
+        Self { inner, shared: Arc::new(shared) }
     }
 }
 
@@ -69,14 +70,14 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let limited = LimitedRequest::new(self.lanes.current());
-        ResponseFuture::new(limited, &mut self.inner, request)
+        let limited = LimitedRequest::new(self.shared.current());
+        ResponseFuture::new(limited, &mut self.inner, &self.shared.reject, request)
     }
 }
 
 impl<S: Clone, J> Clone for FixedWindow<S, J> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), lanes: Arc::clone(&self.lanes) }
+        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -84,30 +85,61 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FixedWindow")
             .field("inner", &self.inner)
-            .field("limits", &self.lanes.shared.limits)
+            .field("limits", &self.shared.settings.limits)
             .finish_non_exhaustive()
     }
 }
 
-pub(crate) struct SharedSettings<J> {
+/// What the clones of a service have in common, behind one pointer: axum clones it for each request.
+struct InForce<J> {
+    settings: Arc<SharedSettings>,
+    /// The first settings, read without a lock. Most layers never change them.
+    first: OnceLock<Arc<Current>>,
+    changed: Mutex<Option<Arc<Current>>>,
+    reject: Arc<J>,
+}
+
+impl<J> InForce<J> {
+    #[inline]
+    fn current(&self) -> Arc<Current> {
+        match self.first.get() {
+            Some(current) if current.is_current() => Arc::clone(current),
+            _ => self.renew(),
+        }
+    }
+
+    #[cold]
+    fn renew(&self) -> Arc<Current> {
+        let first = self.first.get_or_init(|| Current::new(&self.settings));
+        if first.is_current_now() {
+            return Arc::clone(first);
+        }
+        let mut changed = sync::lock(&self.changed);
+        match &*changed {
+            Some(current) if current.is_current_now() => Arc::clone(current),
+            _ => Arc::clone(changed.insert(Current::new(&self.settings))),
+        }
+    }
+}
+
+pub(crate) struct SharedSettings {
     pub(crate) limits: Limits,
     pub(crate) options: Options,
     pub(crate) queue: Option<Arc<Queue>>,
-    pub(crate) reject: Arc<J>,
     /// Counts the requests that were marked: see [`mark`](Self::mark).
     pub(crate) marked: AtomicU32,
 }
 
 /// The layer's state and the quotas in force. A request holds one `Arc` of it.
-pub(crate) struct Current<J> {
-    pub(crate) shared: Arc<SharedSettings<J>>,
+pub(crate) struct Current {
+    pub(crate) shared: Arc<SharedSettings>,
     pub(crate) settings: Settings,
     others: Box<[Settings]>,
 }
 
-impl<J> Current<J> {
+impl Current {
     #[cold]
-    pub(crate) fn new(shared: &Arc<SharedSettings<J>>) -> Arc<Self> {
+    pub(crate) fn new(shared: &Arc<SharedSettings>) -> Arc<Self> {
         let mut all = shared.limits.iter().map(|limiter| Settings::new(limiter, &shared.options));
         Arc::new(Self {
             settings: all.next().expect("a layer has a limit"),
@@ -179,71 +211,6 @@ impl Settings {
     }
 }
 
-/// A [`Current`] for each thread that can run at a time, with reference counts and prepared header
-/// values of its own, so that threads seldom write to the same memory.
-pub(crate) struct Lanes<J> {
-    shared: Arc<SharedSettings<J>>,
-    lanes: Box<[Lane<J>]>,
-}
-
-/// A thread's copy, on cache lines of its own.
-#[repr(align(128))]
-struct Lane<J> {
-    /// The first settings, read without a lock. Most layers never change them.
-    first: OnceLock<Arc<Current<J>>>,
-    changed: Mutex<Option<Arc<Current<J>>>>,
-}
-
-impl<J> Lane<J> {
-    #[cold]
-    fn renew(&self, shared: &Arc<SharedSettings<J>>) -> Arc<Current<J>> {
-        let first = self.first.get_or_init(|| Current::new(shared));
-        if first.is_current_now() {
-            return Arc::clone(first);
-        }
-        let mut changed = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*changed {
-            Some(current) if current.is_current_now() => Arc::clone(current),
-            _ => Arc::clone(changed.insert(Current::new(shared))),
-        }
-    }
-}
-
-impl<J> Lanes<J> {
-    pub(crate) fn new(shared: SharedSettings<J>) -> Self {
-        let lane = || Lane { first: OnceLock::new(), changed: Mutex::new(None) };
-        Self { shared: Arc::new(shared), lanes: (0..threads()).map(|_| lane()).collect() }
-    }
-
-    #[inline]
-    pub(crate) fn current(&self) -> Arc<Current<J>> {
-        let lane = &self.lanes[number_of_thread() & (self.lanes.len() - 1)];
-        match lane.first.get() {
-            Some(current) if current.is_current() => Arc::clone(current),
-            _ => lane.renew(&self.shared),
-        }
-    }
-}
-
-/// As a power of two.
-fn threads() -> usize {
-    const MOST: usize = 64;
-    static THREADS: OnceLock<usize> = OnceLock::new();
-
-    *THREADS.get_or_init(|| {
-        available_parallelism().map_or(1, NonZero::get).next_power_of_two().min(MOST)
-    })
-}
-
-#[inline]
-fn number_of_thread() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
-    }
-    NUMBER.with(|number| *number)
-}
-
 /// By then, most services have had a request on each route, and later requests cost nothing.
 const MARKED: u32 = 256;
 
@@ -259,7 +226,7 @@ impl Clone for Charges {
     }
 }
 
-impl<J> SharedSettings<J> {
+impl SharedSettings {
     #[inline]
     pub(crate) fn marks(&self) -> bool {
         self.marked.load(Ordering::Relaxed) < MARKED

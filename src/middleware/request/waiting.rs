@@ -15,7 +15,7 @@ pub(super) struct InQueue {
     pub(super) asked: Option<PendingDecision>,
 }
 
-impl<J> LimitedRequest<J> {
+impl LimitedRequest {
     pub(super) fn may_wait(&self) -> bool {
         self.lines().any(|line| line.cost > 0)
             && self.lines().all(|line| self.quotas_of(line).can_grant(line.cost))
