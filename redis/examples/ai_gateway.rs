@@ -109,7 +109,7 @@ async fn chat(Extension(chat): Extension<Chat>) -> Response {
             meter.add("tokens", 1);
             // The cost is updated with each word, since the client may disconnect after any of
             // them.
-            meter.set("cents", cents(meter.of("tokens")));
+            meter.set("cents", cents(meter.cost("tokens")));
             "word ".to_owned()
         } else {
             format!("\n{{\"usage\":{{\"total_tokens\":{uses}}}}}\n")

@@ -189,8 +189,8 @@ impl fmt::Debug for TrueCost {
 /// let (_, mut meter) = TrueCost::metered();
 /// meter.add("tokens", 3);
 /// meter.add("tokens", 4);
-/// meter.set("cents", meter.of("tokens").div_ceil(1_000));
-/// assert_eq!((meter.of("tokens"), meter.of("cents")), (7, 1));
+/// meter.set("cents", meter.cost("tokens").div_ceil(1_000));
+/// assert_eq!((meter.cost("tokens"), meter.cost("cents")), (7, 1));
 /// ```
 pub struct CostMeter {
     costs: Costs,
@@ -210,7 +210,7 @@ impl CostMeter {
     }
 
     /// Returns the cost of the limit of this name so far.
-    pub fn of(&self, name: &str) -> u64 {
+    pub fn cost(&self, name: &str) -> u64 {
         self.costs.of(name).unwrap_or(0)
     }
 }

@@ -1,8 +1,9 @@
 //! A rate-limit endpoint in the form of GitHub's `GET /rate_limit`.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::{self, Write};
-use std::future::{Future, poll_fn, ready};
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,6 +19,7 @@ use crate::decision::{Decision, Usage};
 use crate::key::Key;
 use crate::limits::{Limiter, Limits};
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
+use crate::sync::{Mutex, lock};
 
 /// A service that reports what clients have used, in GitHub's JSON, without charging them.
 ///
@@ -158,8 +160,15 @@ async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<Stri
     let first_is_limited = peeked.first().is_some_and(|(_, reply)| reply.is_some());
     let limited = peeked.into_iter().filter_map(|(scope, reply)| Some((scope, reply?)));
     let (scopes, replies): (Vec<_>, Vec<_>) = limited.unzip();
+    // Replies that are awaited together have no answers of their own.
+    let decided = Arc::<Mutex<BTreeMap<usize, Decision>>>::default();
+    let noted = replies.into_iter().enumerate().map(|(i, reply)| {
+        let decided = Arc::clone(&decided);
+        reply.map(move |decision| _ = lock(&decided).insert(i, decision))
+    });
+    Reply::all(noted.collect()).await?;
     let (mut all, mut rate) = (String::new(), String::new());
-    for (i, (scope, decision)) in scopes.iter().zip(join(replies).await?).enumerate() {
+    for (i, (scope, decision)) in scopes.iter().zip(lock(&decided).values()).enumerate() {
         let usage = decision.usage();
         let mut standing = numbers(&usage[decision.governing()]);
         if usage.len() > 1 {
@@ -186,22 +195,6 @@ fn numbers(usage: &Usage) -> String {
         usage.remaining(),
         seconds(usage.end()),
     )
-}
-
-async fn join(mut replies: Vec<Reply<Decision>>) -> Result<Vec<Decision>, StoreError> {
-    let mut decisions: Vec<Option<Decision>> = vec![None; replies.len()];
-    poll_fn(|cx| {
-        for (reply, decision) in replies.iter_mut().zip(&mut decisions) {
-            if decision.is_none()
-                && let Poll::Ready(answer) = Pin::new(reply).poll(cx)
-            {
-                *decision = Some(answer?);
-            }
-        }
-        if decisions.contains(&None) { Poll::Pending } else { Poll::Ready(Ok(())) }
-    })
-    .await?;
-    Ok(decisions.into_iter().flatten().collect())
 }
 
 impl fmt::Debug for RateLimitEndpoint {

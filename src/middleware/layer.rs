@@ -169,10 +169,7 @@ impl<J> FixedWindowLayer<J> {
     where
         F: Fn(&Parts) -> bool + Send + Sync + 'static,
     {
-        self.options.skip = Some(match self.options.skip.take() {
-            Some(earlier) => Arc::new(move |parts| earlier(parts) || skip(parts)),
-            None => Arc::new(skip),
-        });
+        self.options.skip.push(Arc::new(skip));
         self
     }
 
@@ -348,13 +345,7 @@ impl<J> FixedWindowLayer<J> {
     where
         F: Fn(&Parts, &Decision) + Send + Sync + 'static,
     {
-        self.options.on_decision = Some(match self.options.on_decision.take() {
-            Some(earlier) => Arc::new(move |parts, decision| {
-                earlier(parts, decision);
-                on_decision(parts, decision);
-            }),
-            None => Arc::new(on_decision),
-        });
+        self.options.on_decision.push(Arc::new(on_decision));
         self
     }
 
@@ -428,7 +419,7 @@ impl<J> FixedWindowLayer<J> {
     /// `RequestBodyLimitLayer`, in a `ServiceBuilder`, `drain_refused::<Limited<Body>>()`. Each
     /// call adds a type.
     pub fn drain_refused<B: Body + 'static>(mut self) -> Self {
-        self.options.drains.push(Drain::of::<B>());
+        self.options.drains.push(Drain::body::<B>());
         self
     }
 
@@ -484,10 +475,10 @@ type OnDecision = Arc<dyn Fn(&Parts, &Decision) + Send + Sync>;
 
 #[derive(Clone, Default)]
 pub(crate) struct Options {
-    pub(crate) skip: Option<Skip>,
+    pub(crate) skip: Vec<Skip>,
     pub(crate) skip_preflight: bool,
     pub(crate) count_if: Option<CountIf>,
-    pub(crate) on_decision: Option<OnDecision>,
+    pub(crate) on_decision: Vec<OnDecision>,
     pub(crate) refund_dropped: bool,
     pub(crate) expose_decision: bool,
     /// The most requests of a key that may wait, and the longest wait.
@@ -505,13 +496,13 @@ impl Options {
                 && parts.headers.contains_key(ORIGIN)
                 && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
         };
-        self.skip_preflight && preflight() || self.skip.as_ref().is_some_and(|skip| skip(parts))
+        self.skip_preflight && preflight() || self.skip.iter().any(|skip| skip(parts))
     }
 }
 
 fn default_drains() -> Vec<Drain> {
     #[cfg(feature = "axum")]
-    return vec![Drain::of::<axum::body::Body>()];
+    return vec![Drain::body::<axum::body::Body>()];
     #[cfg(not(feature = "axum"))]
     Vec::new()
 }

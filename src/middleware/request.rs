@@ -581,7 +581,7 @@ impl LimitedRequest {
     fn report(&self, parts: &Parts, decision: &Decision) {
         let line = |place| self.charged_line(self.line(place));
         observe(decision, self.count(), line, self.is_shadow(), Some(parts));
-        if let Some(on_decision) = &self.current.shared.options.on_decision {
+        for on_decision in &self.shared().options.on_decision {
             on_decision(parts, &self.shown(decision));
         }
     }

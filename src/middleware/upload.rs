@@ -7,7 +7,7 @@
 //! (S17). What they have sent by then is read all the same: hyper closes the connection after a
 //! thousand calls that were reset with a message on its way.
 //!
-//! Request bodies may have any type; [`Drain::of`] names those that can be read.
+//! Request bodies may have any type; [`Drain::body`] names those that can be read.
 
 use std::any::Any;
 use std::pin::Pin;
@@ -56,7 +56,7 @@ pub(crate) struct Rest<B> {
 }
 
 impl Drain {
-    pub(crate) fn of<B: Body + 'static>() -> Self {
+    pub(crate) fn body<B: Body + 'static>() -> Self {
         Self(Arc::new(Reader::<B> {
             left: |body| (!body.is_end_stream()).then(|| body.size_hint().lower()),
             read: |body, cx| {
