@@ -363,6 +363,26 @@ async fn a_reservation_above_the_debt_that_is_left_is_refused_without_a_call() {
     assert!(reserved(&limiter, 3).await.allowed());
 }
 
+/// Half a second before the hour ends. 5 tokens would be covered in the next minute, after the end
+/// of the hour that counts them; 20 are covered in later windows of both.
+#[tokio::test(start_paused = true)]
+async fn a_larger_reservation_that_may_pass_asks_the_store() {
+    let server = Server::start();
+    let hour = Quota::per_hour(600).reserve_up_to(600);
+    sleep(Duration::from_millis(59 * 60_000 + 59_500)).await;
+    let both = limiter(&server.node(), Quota::per_minute(10).reserve_up_to(1_000).and(hour));
+    assert!(check(&limiter(&server.node(), hour), 580).await.allowed());
+    assert!(check(&both, 10).await.allowed());
+
+    assert!(!reserved(&both, 5).await.allowed());
+    let calls = server.calls();
+    assert!(!reserved(&both, 5).await.allowed());
+    assert_eq!(server.calls(), calls, "the refusal is remembered");
+    assert!(reserved(&both, 20).await.allowed());
+    assert_eq!(server.calls(), calls + 1, "the store grants it");
+    assert_eq!(truth(&server, &quotas_of(&both), 0, false).usage()[1].used(), 610);
+}
+
 /// S4: the count that the step back has moved lasts from there on.
 #[tokio::test(start_paused = true)]
 async fn what_is_remembered_moves_once_when_the_stores_clock_steps_back() {
