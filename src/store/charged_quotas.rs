@@ -3,12 +3,11 @@
 
 use std::array;
 use std::collections::HashMap;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::account::{Scope, ScopeId};
 use crate::quota::Quota;
-use crate::sync::Mutex;
+use crate::sync::{self, Mutex};
 
 /// Noted quotas of a scope, and of all. Each window of a plan is one, so there may be many. An app
 /// that makes up windows as it goes has more, which are not noted.
@@ -46,30 +45,24 @@ impl Default for ChargedQuotas {
 }
 
 impl ChargedQuotas {
-    /// Returns `false` if there are too many.
-    #[inline]
-    pub(super) fn note(&self, scope: &Scope, quota: &Quota) -> bool {
+    pub(super) fn note(&self, scope: &Scope, quota: &Quota) {
         // 0 is no mark.
         let [low, high] = scope.id();
         let mark = (low ^ high.rotate_left(32) ^ quota.identity()).max(1);
-        self.cells(mark).any(|cell| cell.load(Ordering::Relaxed) == mark)
-            || self.add_counter(scope, quota, mark)
+        if self.cells(mark).all(|cell| cell.load(Ordering::Relaxed) != mark) {
+            self.add_counter(scope, quota, mark);
+        }
     }
 
     #[cold]
-    fn add_counter(&self, scope: &Scope, quota: &Quota, mark: u64) -> bool {
-        let added = self
-            .noted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .add_counter(scope.id(), quota);
-        if added {
-            let free = self.cells(mark).find(|cell| cell.load(Ordering::Relaxed) == 0);
-            if let Some(cell) = free.or(self.cells(mark).next()) {
-                cell.store(mark, Ordering::Relaxed);
-            }
+    fn add_counter(&self, scope: &Scope, quota: &Quota, mark: u64) {
+        if !sync::lock(&self.noted).add_counter(scope.id(), quota) {
+            return;
         }
-        added
+        let free = self.cells(mark).find(|cell| cell.load(Ordering::Relaxed) == 0);
+        if let Some(cell) = free.or(self.cells(mark).next()) {
+            cell.store(mark, Ordering::Relaxed);
+        }
     }
 
     fn cells(&self, mark: u64) -> impl Iterator<Item = &AtomicU64> {
@@ -79,7 +72,7 @@ impl ChargedQuotas {
 
     /// The flag says that these counters are all.
     pub(super) fn of<T>(&self, scope: &Scope, look: impl FnOnce(&[Quota], bool) -> T) -> T {
-        let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = sync::lock(&self.noted);
         match noted.scopes.get(&scope.id()) {
             Some(scope) => look(&scope.quotas, !scope.others),
             None => look(&[], !noted.others),
@@ -88,6 +81,7 @@ impl ChargedQuotas {
 }
 
 impl NotedScopes {
+    /// Returns `false` if there are too many.
     pub(super) fn add_counter(&mut self, scope: ScopeId, quota: &Quota) -> bool {
         let room = self.count < MAX_OF_ALL;
         if !room && !self.scopes.contains_key(&scope) {
@@ -111,7 +105,7 @@ impl NotedScopes {
 #[cfg(feature = "saved")]
 impl ChargedQuotas {
     pub(super) fn all(&self) -> NotedScopes {
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        sync::lock(&self.noted).clone()
     }
 }
 

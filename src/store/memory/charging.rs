@@ -187,7 +187,7 @@ impl MemoryStore {
                     // A refused line writes only to its own entry: another line may take the free
                     // place.
                     CountedIn::Free(_) | CountedIn::Inheriting(_) if !takes => continue,
-                    _ => _ = self.memory.counters.note(account.scope(), quota),
+                    _ => self.memory.counters.note(account.scope(), quota),
                 }
                 shard.write(now, *place, state);
             }
