@@ -216,17 +216,20 @@ impl Store for MemoryStore {
         let [(places, windows)] = locked.locate(now, &[(account, adjust.tokens())]);
         let shard = locked.shard_of(0);
         let writes = adjust.apply_over(now, &windows);
+        let mut answer = Ok(());
         for ((place, state), quota) in places.into_iter().zip(writes).zip(quotas) {
             // An overflow entry may hold other keys' tokens: a refund to it is dropped.
             let own = matches!(place, CountedIn::Own(_));
             if let Some(state) = state.filter(|_| own || !adjust.is_refund()) {
-                if !own {
+                if matches!(place, CountedIn::None) {
+                    answer = Err(StoreError::new("the store is full, and can't count a true cost"));
+                } else if !own {
                     self.memory.counters.note(scope, quota);
                 }
                 shard.write(now, place, state);
             }
         }
-        Reply::now(())
+        Reply::from(answer)
     }
 
     /// Clears the key's own entries, also if this fails because of shared ones.

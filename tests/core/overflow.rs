@@ -211,6 +211,24 @@ fn a_full_overflow_refuses_charges_and_reservations() {
     }
 }
 
+/// S15, S30: there is no entry that could keep it.
+#[test]
+fn a_true_cost_that_a_full_store_cannot_count_is_an_error() {
+    let (store, _) = small(1);
+    let late = Quota::per_hour(5).name("late").store(store.clone());
+    flood(&store, 1_000);
+    fill_overflow(&store);
+    let settle = |actual| {
+        let receipt = answer(late.charge("late", 0)).expect("nothing is taken");
+        late.settle(receipt, actual).into_now().expect("memory")
+    };
+    settle(0).expect("there is nothing to count");
+    assert_eq!(
+        settle(9).unwrap_err().to_string(),
+        "the store is full, and can't count a true cost"
+    );
+}
+
 #[test]
 fn a_full_overflow_has_room_again_when_its_windows_have_ended() {
     let (store, clock) = small(1);
