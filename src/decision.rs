@@ -504,11 +504,13 @@ impl Decision {
         self
     }
 
-    /// The end of the window that covers the tokens of a quota. `None`: other keys share their
-    /// count, whose windows are not the key's, so that the window of the grid counts (S14).
-    pub(crate) fn refundable_until(&self, i: usize) -> Option<i64> {
-        let own = self.line.shared >> i & 1 == 0;
-        own.then(|| self.governing_line().covering_window(i).end)
+    /// From the start of the window that was charged to the end of the one that covers the tokens of
+    /// a quota. `None`: other keys share their count, whose windows are not the key's, so that the
+    /// window of the grid counts (S14).
+    pub(crate) fn refundable_within(&self, i: usize) -> Option<Span> {
+        let (own, line) = (self.line.shared >> i & 1 == 0, self.governing_line());
+        let (start, end) = (line.usage()[i].start, line.covering_window(i).end);
+        own.then_some(Span { start, end })
     }
 
     /// The decision has one line.

@@ -2,7 +2,7 @@
 
 use super::account::{Account, OwnedAccount, Windows, instant};
 use crate::decision::Decision;
-use crate::quota::{Quota, Quotas};
+use crate::quota::{Quota, Quotas, Span};
 use crate::window::{State, Window};
 
 /// A correction of an earlier charge: tokens are returned, or more of them are taken.
@@ -35,8 +35,9 @@ use crate::window::{State, Window};
 pub struct Adjust<'a> {
     account: Account<'a>,
     tokens: u64,
-    /// The ends of the windows that the tokens are returned to; `None` if tokens are taken.
-    until: Option<[i64; Quotas::MAX]>,
+    /// From the start of the window in which each quota was charged to the end of the one that covers
+    /// the tokens; `None` if tokens are taken.
+    within: Option<[Span; Quotas::MAX]>,
     local: bool,
 }
 
@@ -45,22 +46,22 @@ impl<'a> Adjust<'a> {
     /// ended. The account has the decision's quotas, in the same order; their limits may have
     /// changed.
     pub fn refund(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
-        let mut until = [0; Quotas::MAX];
-        let last = |i, quota: &Quota| match decision.refundable_until(i) {
-            Some(until) => until,
-            None if !matches!(account.windows_of(quota), Windows::Grid { .. }) => 0,
-            None => account.window(decision.now_ms(), quota, |_| None).end(),
+        let mut within = [Span::default(); Quotas::MAX];
+        let window = |i, quota: &Quota| match decision.refundable_within(i) {
+            Some(window) => window,
+            None if !matches!(account.windows_of(quota), Windows::Grid { .. }) => Span::default(),
+            None => account.window(decision.now_ms(), quota, |_| None).span(),
         };
         for (i, quota) in account.quotas.iter().enumerate().take(decision.usage().len()) {
-            until[i] = last(i, quota);
+            within[i] = window(i, quota);
         }
-        Self { account, tokens, until: Some(until), local: decision.is_local() }
+        Self { account, tokens, within: Some(within), local: decision.is_local() }
     }
 
     /// Takes `tokens` in addition to those of `decision`, even beyond the limit: they are used
     /// already.
     pub fn take(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
-        Self { account, tokens, until: None, local: decision.is_local() }
+        Self { account, tokens, within: None, local: decision.is_local() }
     }
 
     pub(super) fn is_local(&self) -> bool {
@@ -74,13 +75,13 @@ impl<'a> Adjust<'a> {
 
     /// Returns whether tokens are returned. Such a correction never opens or revives a window.
     pub fn is_refund(&self) -> bool {
-        self.until.is_some()
+        self.within.is_some()
     }
 
     /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedAdjust {
-        let Self { account, tokens, until, local } = *self;
-        OwnedAdjust { account: account.to_owned(), tokens, until, local }
+        let Self { account, tokens, within, local } = *self;
+        OwnedAdjust { account: account.to_owned(), tokens, within, local }
     }
 
     /// Returns the number of tokens that are returned or taken.
@@ -92,8 +93,8 @@ impl<'a> Adjust<'a> {
     /// no tokens back, for a store that corrects on its server. Empty if tokens are taken.
     pub fn refundable_until(&self) -> impl Iterator<Item = (&'a Quota, u64)> + use<'a> {
         let quotas = self.account.quotas;
-        let until = self.until.into_iter().flatten();
-        quotas.iter().zip(until).map(|(quota, until)| (quota, until.max(0) as u64))
+        let within = self.within.into_iter().flatten();
+        quotas.iter().zip(within).map(|(quota, within)| (quota, within.end.max(0) as u64))
     }
 
     /// Returns what to write at `now`, given the states of the quotas.
@@ -134,10 +135,12 @@ impl<'a> Adjust<'a> {
             return writes;
         }
         for (i, window) in windows[..self.account.quotas.len()].iter().enumerate() {
-            writes[i] = match self.until {
+            writes[i] = match self.within {
                 // A window that has ended stays ended, even if the clock has stepped back (S4).
-                Some(until) if now.max(window.start()) >= until[i] => None,
-                Some(until) if window.is_reserved_past(until[i]) => None,
+                Some(within) if now.max(window.start()) >= within[i].end => None,
+                // A state that it has moved before may have ended since, and be of later tokens.
+                Some(within) if window.start() < within[i].start && !window.moves() => None,
+                Some(within) if window.is_reserved_past(within[i].end) => None,
                 Some(_) => window.give_back(self.tokens),
                 None => Some(window.take(self.tokens)),
             };
@@ -151,7 +154,7 @@ impl<'a> Adjust<'a> {
 pub struct OwnedAdjust {
     account: OwnedAccount,
     tokens: u64,
-    until: Option<[i64; Quotas::MAX]>,
+    within: Option<[Span; Quotas::MAX]>,
     local: bool,
 }
 
@@ -164,7 +167,7 @@ impl OwnedAdjust {
 
     /// Returns the [`Adjust`].
     pub fn as_adjust(&self) -> Adjust<'_> {
-        let Self { ref account, tokens, until, local } = *self;
-        Adjust { account: account.as_account(), tokens, until, local }
+        let Self { ref account, tokens, within, local } = *self;
+        Adjust { account: account.as_account(), tokens, within, local }
     }
 }

@@ -33,6 +33,22 @@ fn a_step_back_does_not_return_tokens_to_a_window_they_were_not_taken_from() {
     assert!(!rig.charge(1, false).allowed());
 }
 
+/// S14: the clock was ahead for a moment, and stepped back by more than a window.
+#[test]
+fn tokens_that_a_step_back_has_moved_are_not_returned_for_later_ones() {
+    for grid in [Grid::Aligned, Grid::Staggered, Grid::FirstRequest] {
+        let spec = Spec { amounts: (5, 0, 0), window_ms: 100, grid };
+        let mut rig = Rig::new(vec![vec![spec]], 86_400_000);
+        assert!(rig.charge(5, false).allowed());
+        rig.go_to(1_000);
+        assert!(!rig.charge(1, false).allowed(), "they were moved along");
+        rig.go_to(1_100);
+        assert!(rig.charge(5, false).allowed());
+        rig.settle(0, None);
+        assert!(!rig.charge(1, false).allowed());
+    }
+}
+
 /// Found by the properties below.
 #[test]
 fn a_state_from_the_end_of_time_lasts_whole_windows_after_a_step_back() {

@@ -68,6 +68,7 @@ impl Answer {
 pub(crate) struct Taken {
     pub(crate) cost: i128,
     refundable_until: Vec<i128>,
+    charged_from: Vec<i128>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -324,6 +325,7 @@ impl Model {
         let taken = (allowed && ask != Ask::Peek).then(|| Taken {
             cost,
             refundable_until: covered.iter().map(|(_, end)| *end).collect(),
+            charged_from: windows.iter().map(|window| window.start).collect(),
         });
         for (i, terms) in terms.iter().enumerate() {
             if granted > 0 || windows[i].from_ahead && ask != Ask::Peek {
@@ -353,6 +355,8 @@ impl Model {
             let refundable = window.until.is_some()
                 // A window that a step forward has ended stays ended (S4).
                 && now.max(window.start) < taken.refundable_until[i]
+                // What a step back has moved before may be of later tokens.
+                && (window.from_ahead || window.start >= taken.charged_from[i])
                 && !terms.is_reserved_after(window, taken.refundable_until[i]);
             if actual > taken.cost || actual < taken.cost && refundable {
                 self.counters[i] = Some(terms.keep(window, actual - taken.cost));
