@@ -51,9 +51,9 @@ impl Receipt {
 /// refund tokens of any key under the limiter's name. It contains the key as a store does: an
 /// address or an id is readable, a [`Key::secret`](crate::Key::secret) is hashed.
 ///
-/// A text that no charge can have left, or of another version of the format, is an error when it is
-/// read, and a receipt of another limiter's name one of [`settle`](crate::Limiter::settle). A
-/// receipt whose window has ended refunds nothing.
+/// A text with impossible numbers, or of another version of the format, is an error when it is read,
+/// and a receipt of another limiter's name one of [`settle`](crate::Limiter::settle). A receipt
+/// whose window has ended refunds nothing.
 #[derive(Debug)]
 pub struct KeptReceipt(Receipt);
 
