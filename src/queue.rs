@@ -90,9 +90,8 @@ impl ByKey {
         if let Some(of_key) = all.get(&claim.counters).and_then(Weak::upgrade) {
             return of_key;
         }
-        let (counters, waiting) = (Arc::clone(&claim.counters), Waiting::new(&claim.cost));
-        let of_key = OfKey { by_key: Arc::clone(self), counters, waiting: Mutex::new(waiting) };
-        let of_key = Arc::new(of_key);
+        let (by_key, counters) = (Arc::clone(self), Arc::clone(&claim.counters));
+        let of_key = Arc::new(OfKey { by_key, counters, waiting: Mutex::default() });
         all.insert(Arc::clone(&of_key.counters), Arc::downgrade(&of_key));
         of_key
     }
@@ -143,30 +142,20 @@ impl Claim {
     }
 }
 
-#[derive(Clone, PartialEq)]
-pub(crate) struct Tokens {
-    costs: [u128; MAX_LIMITS],
-    limits: usize,
-}
+/// By limit, in the order of a request's counters. Sums of many requests.
+#[derive(Clone, Default, PartialEq)]
+pub(crate) struct Tokens([u128; MAX_LIMITS]);
 
 impl Tokens {
     pub(crate) fn of(costs: impl Iterator<Item = u64>) -> Self {
-        let mut of = Self { costs: [0; MAX_LIMITS], limits: 0 };
-        for cost in costs {
-            of.costs[of.limits] = cost.into();
-            of.limits += 1;
-        }
+        let mut of = Self::default();
+        of.0.iter_mut().zip(costs).for_each(|(tokens, cost)| *tokens = cost.into());
         of
-    }
-
-    fn zeroed(&self) -> Self {
-        Self { costs: [0; MAX_LIMITS], ..*self }
     }
 
     /// At most what a charge can have.
     fn costs(&self) -> impl Iterator<Item = u64> + Clone {
-        let costs = self.costs[..self.limits].iter();
-        costs.map(|tokens| (*tokens).min(Quota::MAX_TOKENS.into()) as u64)
+        self.0.iter().map(|tokens| (*tokens).min(Quota::MAX_TOKENS.into()) as u64)
     }
 
     fn can_be_granted(&self, terms: &Terms) -> bool {
@@ -174,12 +163,10 @@ impl Tokens {
     }
 
     fn add(&mut self, more: &Self) {
-        let costs = self.costs.iter_mut().zip(&more.costs).take(self.limits);
-        costs.for_each(|(tokens, more)| *tokens += more);
+        self.0.iter_mut().zip(&more.0).for_each(|(tokens, more)| *tokens += more);
     }
 
     fn subtract(&mut self, less: &Self) {
-        let costs = self.costs.iter_mut().zip(&less.costs).take(self.limits);
-        costs.for_each(|(tokens, less)| *tokens -= less);
+        self.0.iter_mut().zip(&less.0).for_each(|(tokens, less)| *tokens -= less);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::{Decision, Verdict};
 use crate::observe;
-use crate::quota::{Periods, Quota, Quotas, Span};
+use crate::quota::{Periods, Quota, Quotas};
 use crate::window::Window;
 
 /// A refused charge as an error: [`Decision::into_result`]. [`Limiter::charge`] returns it, too.
@@ -92,66 +92,36 @@ impl fmt::Debug for LimitName {
 }
 
 impl Decision {
-    /// When further tokens of one limit could all have passed, at the earliest. The decision has
-    /// one line.
-    pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u64) -> i64 {
-        let at = |(i, quota)| {
-            let start = self.covering_window_of(i, quota, tokens).start;
+    /// When further tokens of one limit could all have passed, at the earliest, and the quota that
+    /// lets them pass last. The decision has one line.
+    pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u64) -> (i64, usize) {
+        let at = |(i, quota): (usize, &Quota)| {
+            let usage = &self.usage()[i];
+            // A count above the limit may end with its window (S5).
+            let window = Window::known(quota, usage.span(), usage.used.min(quota.limit() as i64));
+            let start = window.covering_window(tokens.min(Quota::MAX_TOKENS)).start;
             // A window that runs may begin later than now, if the clock has stepped back (S4).
-            if start < self.usage()[i].end() { self.line.now } else { start }
+            (if start < usage.end() { self.line.now } else { start }, i)
         };
-        quotas.iter().enumerate().map(at).max().unwrap_or(self.line.now)
+        quotas.iter().enumerate().map(at).max().unwrap_or((self.line.now, 0))
     }
 
-    /// The refusal, `later` milliseconds after this decision, of a request that would have to wait
-    /// until further tokens have passed, its own included: `ahead` has these and the quotas of each
-    /// line.
-    pub(crate) fn refusal_behind<'a>(
+    /// The refusal, `later` milliseconds after this decision, of a request that has to wait `after`
+    /// this decision, for a quota of the limit at this place.
+    pub(crate) fn refusal_behind(
         &self,
-        ahead: impl Fn(usize) -> Option<(&'a Quotas, u64)>,
+        (after, place, quota): (i64, usize, usize),
         later: i64,
     ) -> Self {
-        let refuse = |governing: Option<usize>| {
-            self.map_lines(|place, of| match ahead(place) {
-                Some((quotas, tokens)) => {
-                    of.refusal_in_line(quotas, tokens, later, governing == Some(place))
-                }
-                None => of,
-            })
-        };
-        let refusal = refuse(None);
-        // By now there may be room. The line that governs still refuses.
-        if refusal.allowed() { refuse(Some(self.governing_place())) } else { refusal }
-    }
-
-    /// Refuses one line if further tokens don't fit into its current windows, or in any case if
-    /// `refuse`.
-    fn refusal_in_line(mut self, quotas: &Quotas, tokens: u64, later: i64, refuse: bool) -> Self {
-        (self.line.cost, self.line.now) = (0, self.line.now.saturating_add(later));
-        let mut latest = (self.retry_at_ms().unwrap_or(self.line.now), self.reset_at_ms());
-        for (i, quota) in quotas.iter().enumerate() {
-            let (start, end) =
-                (self.covering_window_of(i, quota, tokens).start, self.usage()[i].end());
-            if start >= end {
-                self.line.refusing |= 1 << i;
-                if (start, end) > latest {
-                    latest = (start, end);
-                    self.govern_by(i);
-                }
+        self.map_lines(|at, mut of| {
+            let retry_at = of.line.now.saturating_add(after);
+            (of.line.cost, of.line.now) = (0, of.line.now.saturating_add(later));
+            if at == place {
+                of.line.refusing |= 1 << quota;
+                of.line.verdict = Verdict::Refused { retry_at: retry_at.max(of.line.now) };
+                of.govern_by(quota);
             }
-        }
-        if self.line.refusing == 0 && !refuse {
-            return self;
-        }
-        self.line.refusing |= u8::from(self.line.refusing == 0) << self.line.governing;
-        self.line.verdict = Verdict::Refused { retry_at: latest.0.max(self.line.now) };
-        self
-    }
-
-    fn covering_window_of(&self, i: usize, quota: &Quota, tokens: u64) -> Span {
-        let usage = &self.usage()[i];
-        // A count above the limit may end with its window (S5).
-        let used = usage.used.min(quota.limit() as i64);
-        Window::known(quota, usage.span(), used).covering_window(tokens.min(Quota::MAX_TOKENS))
+            of
+        })
     }
 }

@@ -30,6 +30,7 @@ const MOST_COURTESY: Duration = Duration::from_millis(50);
 
 /// Requests have numbers in order of arrival. One that was not polled in its turn is in neither map
 /// until it is polled, and so is one that is about to be refused.
+#[derive(Default)]
 pub(super) struct Waiting {
     /// Boxed, so that the maps move pointers.
     requests: BTreeMap<u64, Box<Request>>,
@@ -44,6 +45,7 @@ pub(super) struct Waiting {
 }
 
 /// Sums over the requests in both maps.
+#[derive(Default)]
 pub(super) struct Sums {
     costs: Tokens,
     /// How many have to wait, by an answer.
@@ -123,23 +125,30 @@ impl LastAnswer {
 
     /// When these further tokens can have passed, at the earliest; `None`: never.
     fn due(&self, tokens: &Tokens) -> Option<Instant> {
+        let (after, ..) = self.last_to_pass(tokens);
+        self.sent.checked_add(Duration::from_millis(after.max(0) as u64))
+    }
+
+    /// How many milliseconds after the answer that is, and the limit and the quota that let them
+    /// pass last.
+    fn last_to_pass(&self, tokens: &Tokens) -> (i64, usize, usize) {
         let exact = self.cost == *tokens;
-        let costs = self.cost.costs().zip(tokens.costs());
-        let after = self.terms.iter().zip(costs).enumerate().map(|(place, (quotas, costs))| {
-            let (cost, tokens) = costs;
+        let costs = self.cost.costs().zip(tokens.costs()).zip(&*self.terms).enumerate();
+        let after = costs.filter_map(|(place, ((cost, tokens), quotas))| {
             // A limit without a decision is no reason to wait.
-            let Some(of) = self.decision.at(place) else { return 0 };
+            let of = self.decision.at(place)?;
             // Fewer tokens may pass before.
             let retry_at = of.retry_at_ms().filter(|_| cost <= tokens);
-            let at = match retry_at {
-                Some(retry_at) if exact => retry_at,
-                _ => of.earliest_ms(quotas, tokens).max(retry_at.unwrap_or(0)),
+            let retry = retry_at.map(|at| (at, of.governing()));
+            let (at, quota) = match retry {
+                Some(retry) if exact => retry,
+                _ => of.earliest_ms(quotas, tokens).max(retry.unwrap_or_default()),
             };
             // By the limit's own clock: limits that are charged in turns have different ones.
-            at.saturating_sub(of.now_ms())
+            Some((at.saturating_sub(of.now_ms()), place, quota))
         });
-        let after = after.max().unwrap_or(0).max(0);
-        self.sent.checked_add(Duration::from_millis(after as u64))
+        let governing = (0, self.decision.governing_place(), self.decision.governing());
+        after.max().filter(|(after, ..)| *after > 0).unwrap_or(governing)
     }
 
     /// When a request is due behind others that ask for the rest of the tokens. By an answer of
@@ -172,8 +181,7 @@ impl LastAnswer {
 
     fn refusal(&self, tokens: &Tokens, now: Instant) -> Decision {
         let later = now.saturating_duration_since(self.sent).as_millis() as i64;
-        let ahead = |place| Some((self.terms.get(place)?, tokens.costs().nth(place)?));
-        self.decision.refusal_behind(ahead, later)
+        self.decision.refusal_behind(self.last_to_pass(tokens), later)
     }
 }
 
@@ -211,18 +219,6 @@ impl Sums {
 }
 
 impl Waiting {
-    pub(super) fn new(cost: &Tokens) -> Self {
-        Self {
-            requests: BTreeMap::new(),
-            asking: BTreeMap::new(),
-            arrivals: 0,
-            sums: Sums { costs: cost.zeroed(), have_to_wait: 0 },
-            has_unjudged: false,
-            answer: None,
-            pause: Duration::ZERO,
-        }
-    }
-
     /// A request whose turn it is asks at once, or looks again: one look, one turn. Also returns
     /// when it has to look again.
     pub(super) fn look(
@@ -477,7 +473,7 @@ impl Waiting {
 
     /// The head is not due, so that all those behind it have to wait.
     fn judge(&mut self, visit: &mut Visit<'_>) {
-        let mut tokens = self.in_flight_and(&self.sums.costs.zeroed());
+        let mut tokens = self.in_flight_and(&Tokens::default());
         let Some(answer) = self.answer.as_ref().filter(|_| self.has_unjudged) else { return };
         self.has_unjudged = false;
         let mut late = Vec::new();
