@@ -99,11 +99,15 @@ enum Verdict {
     RefusedForGood,
 }
 
-#[derive(Clone)]
-#[allow(clippy::large_enum_variant, reason = "in a box of its own, each would cost another one")]
-enum Details {
-    Line(LineDetails),
-    Lines(DecidedLines),
+#[derive(Clone, Default)]
+struct Details {
+    /// All lines in their places of the charge, if there are several. A limit whose store failed, and
+    /// that lets requests pass then, has no line.
+    lines: Option<[Option<DecidedLine>; MAX_LIMITS]>,
+    governing: u8,
+    /// Of lines that have some, with their places. Beside the lines, so that nothing is dropped
+    /// where a line is written.
+    of_lines: Vec<(usize, LineDetails)>,
 }
 
 #[derive(Clone)]
@@ -111,17 +115,6 @@ struct LineDetails {
     standings: [Usage; Quotas::MAX],
     /// The window that covers the tokens of each quota, if that is not the standing's.
     covered: Option<[Span; Quotas::MAX]>,
-}
-
-/// In the places of the charge. A limit whose store failed, and that lets requests pass then, has
-/// no line.
-#[derive(Clone)]
-struct DecidedLines {
-    all: [Option<DecidedLine>; MAX_LIMITS],
-    /// Of lines that have some, with their places. Beside the lines, so that nothing is dropped
-    /// where a line is written. Not [`Details`]: a recursive type is dropped by a function call.
-    details: Vec<(usize, LineDetails)>,
-    governing: u8,
 }
 
 /// What clients read of a refusal, beside the time.
@@ -136,17 +129,13 @@ pub(crate) struct Refusal {
 #[derive(Clone, Copy)]
 struct LineRef<'a>(&'a DecidedLine, Option<&'a LineDetails>);
 
-impl Default for Details {
-    #[inline(always)]
-    fn default() -> Self {
-        Self::Lines(DecidedLines { all: [None; MAX_LIMITS], details: Vec::new(), governing: 0 })
+impl Details {
+    fn of_line(details: LineDetails) -> Option<Box<Self>> {
+        Some(Box::new(Self { of_lines: vec![(0, details)], ..Self::default() }))
     }
-}
 
-impl DecidedLines {
-    #[inline]
-    fn details_at(&self, place: usize) -> Option<&LineDetails> {
-        self.details.iter().find(|(of, _)| *of == place).map(|(_, details)| details)
+    fn at(&self, place: usize) -> Option<&LineDetails> {
+        self.of_lines.iter().find(|(of, _)| *of == place).map(|(_, details)| details)
     }
 }
 
@@ -182,7 +171,7 @@ impl<'a> LineRef<'a> {
 
     fn to_decision(self) -> Decision {
         let Self(line, details) = self;
-        let details = details.map(|details| Box::new(Details::Line(details.clone())));
+        let details = details.and_then(|details| Details::of_line(details.clone()));
         Decision { line: *line, details }
     }
 }
@@ -201,7 +190,6 @@ impl PartialEq for LineRef<'_> {
 
 impl Decision {
     /// Returns whether the charge passed, immediately or as a reservation.
-    #[inline]
     pub fn allowed(&self) -> bool {
         self.line.allowed()
     }
@@ -213,7 +201,6 @@ impl Decision {
     }
 
     /// If some tokens are left for a refused charge, these and its cost.
-    #[inline]
     pub(crate) fn left_and_cost(&self) -> Option<(u64, u64)> {
         // Most charges are of one token, which fits wherever any is left.
         if self.line.cost <= 1 || self.allowed() {
@@ -224,19 +211,16 @@ impl Decision {
     }
 
     /// Returns the limit of the governing quota.
-    #[inline]
     pub fn limit(&self) -> u64 {
         self.line.governor().limit()
     }
 
     /// Returns the tokens used in the window of the governing quota.
-    #[inline]
     pub fn used(&self) -> u64 {
         self.line.governor().used()
     }
 
     /// Returns the tokens left in the window of the governing quota.
-    #[inline]
     pub fn remaining(&self) -> u64 {
         self.line.governor().remaining()
     }
@@ -299,7 +283,6 @@ impl Decision {
     }
 
     /// Returns the position of the governing quota in [`usage`](Self::usage).
-    #[inline]
     pub fn governing(&self) -> usize {
         self.line.governing.into()
     }
@@ -368,15 +351,11 @@ impl Decision {
         self.limits().flat_map(violated).collect()
     }
 
-    #[inline]
     pub(crate) fn refusal(&self) -> Refusal {
         let Self { line, details } = self;
-        let refusing = match details.as_deref() {
-            Some(Details::Lines(lines)) => {
-                lines.all.iter().flatten().filter(|line| line.refusing > 0).count()
-            }
-            _ => 1,
-        };
+        let lines = details.as_deref().and_then(|of| of.lines.as_ref());
+        let refusing = lines
+            .map_or(1, |lines| lines.iter().flatten().filter(|line| line.refusing > 0).count());
         let is_only =
             refusing == 1 && line.refusing.is_power_of_two() && self.left_and_cost().is_none();
         Refusal {
@@ -390,12 +369,10 @@ impl Decision {
         Duration::from_millis(at.saturating_sub(self.line.now).max(0) as u64)
     }
 
-    #[inline]
     pub(crate) fn now_ms(&self) -> i64 {
         self.line.now
     }
 
-    #[inline]
     pub(crate) fn retry_at_ms(&self) -> Option<i64> {
         match self.line.verdict {
             Verdict::Refused { retry_at } => Some(retry_at),
@@ -403,7 +380,6 @@ impl Decision {
         }
     }
 
-    #[inline]
     pub(crate) fn ready_at_ms(&self) -> Option<i64> {
         match self.line.verdict {
             Verdict::Reserved { ready_at } => Some(ready_at),
@@ -411,7 +387,6 @@ impl Decision {
         }
     }
 
-    #[inline]
     pub(crate) fn reset_at_ms(&self) -> i64 {
         self.line.governor().end()
     }
@@ -426,12 +401,8 @@ impl Decision {
         (0..MAX_LIMITS).filter_map(|place| Some((place, self.line_at(place)?)))
     }
 
-    #[inline]
     pub(crate) fn governing_place(&self) -> usize {
-        match self.details.as_deref() {
-            Some(Details::Lines(lines)) => lines.governing.into(),
-            _ => 0,
-        }
+        self.details.as_deref().map_or(0, |of| of.governing.into())
     }
 
     #[inline(never)]
@@ -447,20 +418,16 @@ impl Decision {
         Some(if is_own { Cow::Borrowed(self) } else { Cow::Owned(of.to_decision()) })
     }
 
-    #[inline]
     fn line_at(&self, place: usize) -> Option<LineRef<'_>> {
-        let own = (place == 0).then_some(&self.line);
-        Some(match self.details.as_deref() {
-            Some(Details::Lines(lines)) => {
-                LineRef(lines.all.get(place)?.as_ref()?, lines.details_at(place))
-            }
-            Some(Details::Line(details)) => LineRef(own?, Some(details)),
-            None => LineRef(own?, None),
-        })
+        let details = self.details.as_deref();
+        let line = match details.and_then(|of| of.lines.as_ref()) {
+            Some(lines) => lines.get(place)?.as_ref()?,
+            None => (place == 0).then_some(&self.line)?,
+        };
+        Some(LineRef(line, details.and_then(|of| of.at(place))))
     }
 
     /// `None` as for [`at`](Self::at).
-    #[inline]
     pub(crate) fn waits_at(&self, place: usize) -> Option<bool> {
         self.line_at(place).map(|of| matches!(of.0.verdict, Verdict::Reserved { .. }))
     }
@@ -475,30 +442,31 @@ impl Decision {
         Self::of_lines(charged, changed).expect("a decision has a line")
     }
 
-    fn details_at(&mut self, place: usize) -> Option<&mut LineDetails> {
-        let inline = self.line_at(place)?.0.inline;
-        let new = || LineDetails::from_usage(&inline);
-        Some(match &mut **self.details.get_or_insert_with(|| Box::new(Details::Line(new()))) {
-            Details::Line(details) => details,
-            Details::Lines(lines) => {
-                if lines.details_at(place).is_none() {
-                    lines.details.push((place, new()));
-                }
-                &mut lines.details.iter_mut().find(|(of, _)| *of == place)?.1
-            }
-        })
+    /// The decision has one line.
+    fn cover(&mut self, covered: [Span; Quotas::MAX]) {
+        let new = || Details::of_line(LineDetails::from_usage(&self.line.inline));
+        self.details = self.details.take().or_else(new);
+        self.own_details().into_iter().for_each(|of| of.covered = Some(covered));
+    }
+
+    /// The decision has one line.
+    fn own_details(&mut self) -> Option<&mut LineDetails> {
+        self.details.as_deref_mut()?.of_lines.first_mut().map(|(_, of)| of)
+    }
+
+    fn each_line(&mut self, change: impl Fn(&mut DecidedLine)) {
+        change(&mut self.line);
+        let lines = self.details.iter_mut().flat_map(|of| &mut of.lines);
+        lines.flatten().flatten().for_each(change);
     }
 
     /// The decision has one line.
     pub(crate) fn with_cost(mut self, cost: u64) -> Self {
         let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted() as i64;
-        let standings = match self.details.as_deref_mut() {
-            Some(Details::Line(details)) => &mut details.standings[..],
-            _ => &mut self.line.inline,
-        };
-        for standing in &mut standings[..self.line.len.into()] {
-            standing.used = standing.used.saturating_add(more).min(MAX);
-        }
+        let add =
+            |standing: &mut Usage| standing.used = standing.used.saturating_add(more).min(MAX);
+        self.line.inline.iter_mut().for_each(add);
+        self.own_details().into_iter().for_each(|of| of.standings.iter_mut().for_each(add));
         self.line.cost = cost;
         self.govern_by_tightest();
         self
@@ -526,10 +494,8 @@ impl Decision {
 
     /// For a response that is handed on later than this was decided (S18).
     pub(crate) fn pass_time(&mut self, time: Duration) {
-        self.line.now = self.now_after(time);
-        if let Some(Details::Lines(lines)) = self.details.as_deref_mut() {
-            lines.all.iter_mut().flatten().for_each(|line| line.now = self.line.now);
-        }
+        let now = self.now_after(time);
+        self.each_line(|line| line.now = now);
     }
 
     pub(crate) fn now_after(&self, time: Duration) -> i64 {
@@ -542,18 +508,15 @@ impl Decision {
     }
 
     pub(crate) fn into_local(mut self) -> Self {
-        self.line.local = true;
-        if let Some(Details::Lines(lines)) = self.details.as_deref_mut() {
-            lines.all.iter_mut().flatten().for_each(|line| line.local = true);
-        }
+        self.each_line(|line| line.local = true);
         self
     }
 
     #[inline(always)]
     fn govern_by(&mut self, i: usize) {
         self.line.governing = i as u8;
-        if let Some(Details::Line(details)) = self.details.as_deref() {
-            self.line.inline[i % MAX_INLINE] = details.standings[i];
+        if let Some((_, of)) = self.details.as_deref().and_then(|of| of.of_lines.first()) {
+            self.line.inline[i % MAX_INLINE] = of.standings[i];
         }
     }
 
@@ -571,12 +534,10 @@ impl Decision {
 }
 
 impl DecidedLine {
-    #[inline]
     fn allowed(&self) -> bool {
         matches!(self.verdict, Verdict::Passed | Verdict::Reserved { .. })
     }
 
-    #[inline]
     fn governor(&self) -> &Usage {
         &self.inline[usize::from(self.governing) % MAX_INLINE]
     }

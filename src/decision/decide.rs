@@ -1,6 +1,8 @@
 //! Decides a charge: over all quotas of a key (S6), and over all limits (S37).
 
-use super::{DecidedLine, Decision, Details, Label, LineDetails, MAX_INLINE, Usage, Verdict};
+use super::{
+    DecidedLine, Decision, Details, Label, LineDetails, MAX_INLINE, MAX_LIMITS, Usage, Verdict,
+};
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
@@ -55,7 +57,7 @@ impl Decision {
         }
         let mut decision = Self::new(label, now, cost, [standings[0], standings[1]], N);
         if N > MAX_INLINE {
-            decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
+            decision.details = Details::of_line(LineDetails::from_usage(&standings));
         }
         if !fits {
             let ranks = usage.iter().map(|usage| (usage.verdict(cost), usage.end()));
@@ -104,7 +106,7 @@ impl Decision {
         let inline = [standings[0], standings[1]];
         let mut decision = Self::new(label, now, granted, inline, windows.len());
         if N > MAX_INLINE && windows.len() > MAX_INLINE {
-            decision.details = Some(Box::new(Details::Line(LineDetails::from_usage(&standings))));
+            decision.details = Details::of_line(LineDetails::from_usage(&standings));
         }
         match reserved {
             _ if refusing == 0 => {
@@ -113,8 +115,7 @@ impl Decision {
                     reserved.filter(|_| granted > 0)
                 {
                     decision.line.verdict = Verdict::Reserved { ready_at };
-                    let details = decision.details_at(0).expect("it has a line");
-                    details.covered = Some(covered);
+                    decision.cover(covered);
                 }
             }
             Some(Reservation { ready_at, last, .. }) => {
@@ -314,9 +315,7 @@ impl Decision {
     pub(crate) fn returned(self) -> Self {
         let mut returned = self.with_cost(0);
         returned.line.verdict = Verdict::Passed;
-        if let Some(Details::Line(details)) = returned.details.as_deref_mut() {
-            details.covered = None;
-        }
+        returned.own_details().into_iter().for_each(|of| of.covered = None);
         returned
     }
 
@@ -382,7 +381,7 @@ impl Merging {
 
     #[inline(always)]
     pub(crate) fn push(&mut self, place: usize, decision: Decision) {
-        let Some(Details::Lines(lines)) = self.all.as_deref_mut() else {
+        let Some(all) = self.all.as_deref_mut() else {
             self.only = Some(decision);
             return;
         };
@@ -395,31 +394,20 @@ impl Merging {
         }
         let rank = Rank::of(&line);
         if self.governing.as_ref().is_none_or(|governing| rank.prevails_over(governing)) {
-            (self.governing, lines.governing) = (Some(rank), place as u8);
+            (self.governing, all.governing) = (Some(rank), place as u8);
         }
-        lines.all[place] = Some(line);
-        if let Some(details) = details {
-            lines.details.push((place, LineDetails::from_only(*details)));
-        }
+        all.lines.get_or_insert([None; MAX_LIMITS])[place] = Some(line);
+        all.of_lines
+            .extend(details.into_iter().flat_map(|of| of.of_lines).map(|(_, of)| (place, of)));
     }
 
     #[inline(always)]
     pub(crate) fn done(self) -> Decision {
         let Self { only, all, now, verdict, local, .. } = self;
         let Some(all) = all else { return only.expect("there is a line") };
-        let Details::Lines(lines) = &*all else { unreachable!("made so") };
-        let line = lines.all[usize::from(lines.governing)].expect("there is a line");
+        let line = all.lines.as_ref().and_then(|lines| lines[usize::from(all.governing)]);
+        let line = line.expect("there is a line");
         Decision { line: DecidedLine { now, verdict, local, ..line }, details: Some(all) }
-    }
-}
-
-impl LineDetails {
-    #[cold]
-    fn from_only(details: Details) -> Self {
-        match details {
-            Details::Line(details) => details,
-            Details::Lines(_) => unreachable!("a line has no lines"),
-        }
     }
 }
 

@@ -46,7 +46,7 @@ impl Decision {
         let label = Label { name, periods: quotas.periods() };
         let mut decision = Self::new(label, now, granted, [Usage::NONE; MAX_INLINE], windows.len());
         (decision.line.verdict, decision.line.shared) = (verdict, shared);
-        decision.details = Some(Box::new(Details::Line(details)));
+        decision.details = Details::of_line(details);
         decision.govern_by_tightest();
         Some(decision)
     }
