@@ -51,17 +51,14 @@ impl<'a> Account<'a> {
         self.key
     }
 
-    #[inline]
     pub(crate) fn label(&self) -> Label {
         Label { name: self.scope.limit_name(), periods: self.quotas.periods() }
     }
 
-    #[inline]
     pub(crate) fn to_owned(self) -> OwnedAccount {
         OwnedAccount { scope: self.scope.clone(), quotas: *self.quotas, key: self.key.clone() }
     }
 
-    #[inline]
     pub(crate) fn shift(&self, quota: &Quota) -> u64 {
         shift(self.scope, self.key, quota)
     }
@@ -93,7 +90,6 @@ impl<'a> Account<'a> {
         windows
     }
 
-    #[inline]
     pub(super) fn window(
         &self,
         now: i64,
@@ -158,7 +154,6 @@ impl OwnedAccount {
 }
 
 /// 0 unless the quota is staggered.
-#[inline]
 pub(super) fn shift(scope: &Scope, key: &Key, quota: &Quota) -> u64 {
     match quota.anchor {
         Anchor::Staggered => stagger(scope.name(), key.as_bytes()),
@@ -166,7 +161,6 @@ pub(super) fn shift(scope: &Scope, key: &Key, quota: &Quota) -> u64 {
     }
 }
 
-#[inline]
 pub(crate) fn instant(now: u64) -> i64 {
     // Stays 1 below the latest `until`, which is never reached.
     now.min(Quota::MAX_TOKENS - 1) as i64
@@ -235,7 +229,6 @@ impl Scope {
         &self.0.name
     }
 
-    #[inline]
     pub(crate) fn limit_name(&self) -> LimitName {
         self.0.limit_name
     }

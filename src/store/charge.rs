@@ -76,7 +76,6 @@ enum Others<'a> {
 impl<'a> Others<'a> {
     const NONE: Self = Self::Borrowed(&[]);
 
-    #[inline]
     fn len(self) -> usize {
         match self {
             Self::Borrowed(lines) => lines.len(),
@@ -84,7 +83,6 @@ impl<'a> Others<'a> {
         }
     }
 
-    #[inline]
     fn at(self, i: usize) -> ChargeLine<'a> {
         match self {
             Self::Borrowed(lines) => lines[i],
@@ -95,7 +93,6 @@ impl<'a> Others<'a> {
 
 impl<'a> Charge<'a> {
     /// Creates a charge of one line, of `cost` tokens.
-    #[inline]
     pub fn new(account: Account<'a>, cost: u64) -> Self {
         Self { first: (account, cost), others: Others::NONE, reserve: false, peek: false }
     }
@@ -142,12 +139,10 @@ impl<'a> Charge<'a> {
         (0..self.len()).map(move |place| this.line_at(place))
     }
 
-    #[inline]
     pub(crate) fn len(&self) -> usize {
         1 + self.others.len()
     }
 
-    #[inline]
     pub(crate) fn line_at(&self, place: usize) -> (Account<'a>, u64) {
         if place == 0 { self.first } else { self.others.at(place - 1) }
     }
@@ -172,17 +167,14 @@ impl<'a> Charge<'a> {
         self.peek
     }
 
-    #[inline]
     pub(crate) fn is_single(&self) -> bool {
         self.others.len() == 0
     }
 
-    #[inline]
     pub(super) fn is_plain(&self) -> bool {
         !(self.reserve || self.peek)
     }
 
-    #[inline]
     pub(super) fn ask(&self, cost: u64) -> Ask {
         Ask { cost, reserve: self.reserve, peek: self.peek }
     }
