@@ -4,14 +4,13 @@
 //! `observer` reports each charge, also to warnings and to counts of refused keys: a limit without
 //! these costs a look at one `bool`.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::slice;
 use std::sync::Arc;
 
-use crate::decision::{Decision, MAX_LIMITS, RateLimited, Ruling};
+use crate::decision::{Decision, MAX_LIMITS, RateLimited};
 use crate::key::Key;
-use crate::quota::{Plan, Quota, Quotas};
+use crate::quota::{Plan, Quotas};
 use crate::store::{
     Account, AnyStore, Charge, MemoryStore, OwnedAccount, Reply, Scope, Store, StoreError, StoreId,
 };
@@ -82,8 +81,8 @@ pub use kept::KeptReceipt;
 /// Clones share their counters. The methods return a [`Reply`], which must be awaited.
 #[derive(Clone)]
 pub struct Limits {
+    /// All in one store.
     limits: Arc<[Limiter]>,
-    store: AnyStore,
 }
 
 impl Limits {
@@ -98,7 +97,7 @@ impl Limits {
         assert_valid(&limits);
         let store = AnyStore::new(MemoryStore::new());
         let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, store.clone()));
-        let this = Self { limits: limiters.collect(), store };
+        let this = Self { limits: limiters.collect() };
         let own = || Some(mistakes::OWN_MEMORY.to_owned());
         this.iter().for_each(|limiter| mistakes::note_name(own(), limiter.live()));
         this
@@ -114,7 +113,7 @@ impl Limits {
         let id = mistakes::identity(&store);
         let store = AnyStore::new(store);
         let limits = self.limits.iter().map(|limit| limit.moved_to(store.clone()));
-        let this = Self { limits: limits.collect(), store };
+        let this = Self { limits: limits.collect() };
         // A closure would not show the caller's line.
         for limiter in this.iter() {
             limiter.check_name(id.clone());
@@ -128,7 +127,7 @@ impl Limits {
 
     #[cfg(feature = "openapi")]
     pub(crate) fn may_fail(&self) -> bool {
-        self.store.is_shared() || self.store.remote().is_some()
+        self.shared_store().is_shared() || self.shared_store().remote().is_some()
     }
 
     pub(crate) fn limiters(&self) -> &[Limiter] {
@@ -143,9 +142,8 @@ impl Limits {
         self.iter().any(|limit| limit.name() == name && limit.live().limit().settled)
     }
 
-    #[inline]
     pub(crate) fn shared_store(&self) -> &AnyStore {
-        &self.store
+        self.limits[0].shared_store()
     }
 
     pub(crate) fn now(&self) -> i64 {
@@ -167,21 +165,7 @@ impl Limits {
     }
 
     fn find(&self, name: &str) -> Option<&Limiter> {
-        self.find_near(name, 0).map(|(_, limiter)| limiter)
-    }
-
-    /// The limiter, which is probably `here`, with its position.
-    #[inline(always)]
-    fn find_near(&self, name: &str, here: usize) -> Option<(usize, &Limiter)> {
-        match self.limits.get(here) {
-            Some(limit) if limit.scope().name() == name => Some((here, limit)),
-            _ => self.search(name),
-        }
-    }
-
-    #[inline(never)]
-    fn search(&self, name: &str) -> Option<(usize, &Limiter)> {
-        self.limits.iter().enumerate().find(|(_, limit)| limit.scope().name() == name)
+        self.iter().find(|limiter| limiter.name() == name)
     }
 
     /// Takes the cost of each line, or nothing: see the example of [`Line`].
@@ -189,7 +173,7 @@ impl Limits {
     /// # Errors
     /// If the store fails, or if the lines name no limit of these, one twice, or none at all.
     pub fn check<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
-        self.charge_by_name(lines.as_ref(), |charge| charge)
+        self.ask(lines.as_ref(), |asked| asked.check(|charge| charge))
     }
 
     /// Returns what each line's key has used, and whether the costs would pass. Takes nothing.
@@ -197,7 +181,7 @@ impl Limits {
     /// # Errors
     /// The same as those of [`check`](Self::check).
     pub fn peek<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
-        self.charge_by_name(lines.as_ref(), |charge| charge.peeking())
+        self.ask(lines.as_ref(), |asked| asked.check(|charge| charge.peeking()))
     }
 
     /// Takes the cost of each line and returns a receipt to correct the charge later, or the
@@ -206,7 +190,7 @@ impl Limits {
     /// # Errors
     /// The same as those of [`check`](Self::check).
     pub fn charge<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Result<Receipt, RateLimited>> {
-        Reply::of(self.charge_for_receipt(lines.as_ref(), |charge| charge))
+        self.ask(lines.as_ref(), |asked| asked.charge(|charge| charge))
     }
 
     /// Takes the cost of each line, even from later windows as far as the quotas allow:
@@ -219,7 +203,7 @@ impl Limits {
         &self,
         lines: impl AsRef<[Line<'a>]>,
     ) -> Reply<Result<Receipt, RateLimited>> {
-        Reply::of(self.charge_for_receipt(lines.as_ref(), |charge| charge.reserving()))
+        self.ask(lines.as_ref(), |asked| asked.charge(|charge| charge.reserving()))
     }
 
     /// Refunds a [charge](Self::charge) of all its limits: to each quota until the window of the
@@ -228,9 +212,7 @@ impl Limits {
     /// # Errors
     /// The same as those of [`settle`](Self::settle).
     pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
-        let receipt = receipt.into();
-        let all = (0..receipt.lines.len()).map(|place| (place, 0)).collect();
-        Reply::of(self.correct_costs(&receipt, all))
+        receipt.into().settle(&self.limits, |_| Some(0))
     }
 
     /// Sets the true costs of a charge by the names of the limits, as [`Limiter::settle`] does.
@@ -244,11 +226,11 @@ impl Limits {
         receipt: impl Into<Receipt>,
         actual: impl IntoIterator<Item = (&'a str, u64)>,
     ) -> Reply<()> {
-        let (receipt, mut costs) = (receipt.into(), Vec::new());
+        let (receipt, mut costs) = (receipt.into(), [None; MAX_LIMITS]);
         for (name, cost) in actual {
             let place = receipt.lines.iter().position(|line| line.scope().name() == name);
-            match place.filter(|place| costs.iter().all(|(other, _)| other != place)) {
-                Some(place) => costs.push((place, cost)),
+            match place.filter(|place| costs[*place].is_none()) {
+                Some(place) => costs[place] = Some(cost),
                 None => {
                     return Reply::from(Err(StoreError::with_source(
                         "a true cost names no limit of its charge, or one twice",
@@ -257,116 +239,33 @@ impl Limits {
                 }
             }
         }
-        Reply::of(self.correct_costs(&receipt, costs))
+        receipt.settle(&self.limits, |place| costs[place])
     }
 
-    fn correct_costs(
+    fn ask<T>(
         &self,
-        receipt: &Receipt,
-        costs: Vec<(usize, u64)>,
-    ) -> Result<Reply<()>, StoreError> {
-        let elsewhere = || StoreError::new(ELSEWHERE);
-        if !receipt.is_of(&self.store) {
-            return Err(elsewhere());
-        }
-        let mut lines = Vec::new();
-        for (place, cost) in costs {
-            let line = &receipt.lines[place];
-            // Limits without a name are none of each other's.
-            let is_of = |limiter: &&Limiter| limiter.scope().id() == line.scope().id();
-            let limiter = self.find(line.scope().name()).filter(is_of).ok_or_else(elsewhere)?;
-            // A line whose store failed has no decision, and took nothing.
-            lines.extend(receipt.decision.at(place).map(|of| (limiter, line, of, cost)));
-        }
-        let settled =
-            lines.into_iter().map(|(limiter, line, of, cost)| limiter.settle_line(line, &of, cost));
-        Ok(Reply::all(settled.collect()))
-    }
-
-    /// Places beyond the lines stay as they are.
-    #[inline(always)]
-    fn find_limiters<'a>(
-        &'a self,
         lines: &[Line<'_>],
-        limiters: &mut [&'a Limiter; MAX_LIMITS],
-    ) -> Result<(), StoreError> {
+        ask: impl FnOnce(AskedLines<'_, '_>) -> Reply<T>,
+    ) -> Reply<T> {
         if lines.is_empty() || lines.len() > MAX_LIMITS {
-            return Err(StoreError::new("a charge has one to eight lines"));
+            return Reply::from(Err(StoreError::new("a charge has one to eight lines")));
         }
-        let mut named = 0_u32;
-        for (i, Line { name, .. }) in lines.iter().enumerate() {
-            let found = self.find_near(name, i).filter(|(limit, _)| named >> limit & 1 == 0);
-            let Some((limit, limiter)) = found else {
-                return Err(StoreError::with_source(
+        let mut changed = [const { None }; MAX_LIMITS];
+        let found = lines.iter().zip(&mut changed).enumerate().map(|(i, (line, changed))| {
+            let is_twice = lines[..i].iter().any(|other| other.name == line.name);
+            let limiter = self.find(line.name).filter(|_| !is_twice).ok_or_else(|| {
+                StoreError::with_source(
                     "a line of a charge names no limit, or one twice",
-                    format!("the name is {name:?}"),
-                ));
-            };
-            named |= 1 << limit;
-            limiters[i] = limiter;
-        }
-        Ok(())
-    }
-
-    fn charge_by_name(
-        &self,
-        lines: &[Line<'_>],
-        configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
-    ) -> Reply<Decision> {
-        let mut limiters = [&self.limits[0]; MAX_LIMITS];
-        if let Err(error) = self.find_limiters(lines, &mut limiters) {
-            return Reply::from(Err(error));
-        }
-        let all = || lines.iter().zip(&limiters);
-        if all().all(|(line, limiter)| line.quotas.is_some() || limiter.is_unchanged()) {
-            let quotas = |place: usize| lines[place].quotas.unwrap_or(&limiters[place].quotas);
-            return self.charge_under(lines, &limiters, quotas, configure);
-        }
-        match all().map(|(line, limiter)| line.quotas_of(limiter)).collect::<Result<Vec<_>, _>>() {
-            Ok(quotas) => self.charge_under(lines, &limiters, |place| &quotas[place], configure),
+                    format!("the name is {:?}", line.name),
+                )
+            })?;
+            limiter.ask_for(&line.key, line.cost, line.quotas, changed)
+        });
+        let found: Result<(Vec<_>, Vec<_>), _> = found.collect();
+        match found {
+            Ok((limiters, lines)) => ask(AskedLines { limiters: &limiters, lines: &lines }),
             Err(error) => Reply::from(Err(error)),
         }
-    }
-
-    #[inline(always)]
-    fn charge_under<'a>(
-        &self,
-        lines: &'a [Line<'_>],
-        limiters: &[&'a Limiter; MAX_LIMITS],
-        quotas: impl Fn(usize) -> &'a Quotas,
-        configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
-    ) -> Reply<Decision> {
-        let charged = |place: usize| {
-            let line = &lines[place];
-            (Account::new(limiters[place].scope(), quotas(place), &line.key), line.cost)
-        };
-        let first = charged(0);
-        // The first line fills the unused places.
-        let mut others = [first; MAX_LIMITS - 1];
-        (1..lines.len()).for_each(|place| others[place - 1] = charged(place));
-        let charge = configure(Charge::of_lines(first, &others[..lines.len() - 1]));
-        charge_lines(&self.store, |place| limiters[place], charge)
-    }
-
-    fn charge_for_receipt(
-        &self,
-        lines: &[Line<'_>],
-        configure: impl for<'c> Fn(Charge<'c>) -> Charge<'c>,
-    ) -> Result<Reply<Result<Receipt, RateLimited>>, StoreError> {
-        let mut limiters = [&self.limits[0]; MAX_LIMITS];
-        self.find_limiters(lines, &mut limiters)?;
-        // Found once: the receipt is of the quotas that decide.
-        let quotas = lines.iter().zip(&limiters).map(|(line, limiter)| line.quotas_of(limiter));
-        let quotas = quotas.collect::<Result<Vec<_>, _>>()?;
-        let receipt = lines.iter().zip(&limiters).zip(&quotas).map(|((line, limiter), quotas)| {
-            let account = Account::new(limiter.scope(), quotas, &line.key).to_owned();
-            let own = line.quotas.is_some() || limiter.has_own_quotas(&line.key);
-            ReceiptLine { account, own }
-        });
-        let receipt = receipt.collect();
-        let reply = self.charge_under(lines, &limiters, |place| &quotas[place], configure);
-        let store = self.store.clone();
-        Ok(reply.map(move |decision| Receipt::of(receipt, decision, &store)))
     }
 }
 
@@ -417,24 +316,6 @@ impl<T: Into<Limits>> IntoLimits for T {
     }
 }
 
-impl From<Quota> for Limits {
-    fn from(quota: Quota) -> Self {
-        Limit::from(quota).into()
-    }
-}
-
-impl From<Quotas> for Limits {
-    fn from(quotas: Quotas) -> Self {
-        Limit::from(quotas).into()
-    }
-}
-
-impl From<&Quotas> for Limits {
-    fn from(quotas: &Quotas) -> Self {
-        Limit::from(quotas).into()
-    }
-}
-
 impl From<Limit> for Limits {
     fn from(limit: Limit) -> Self {
         Self::new([limit])
@@ -461,8 +342,7 @@ impl<const N: usize> From<[Limit; N]> for Limits {
 
 impl From<Limiter> for Limits {
     fn from(limiter: Limiter) -> Self {
-        let store = limiter.shared_store().clone();
-        Self { limits: [limiter].into(), store }
+        Self { limits: [limiter].into() }
     }
 }
 
@@ -522,12 +402,6 @@ impl<'a> Line<'a> {
     }
 }
 
-impl Line<'_> {
-    fn quotas_of<'l>(&'l self, limiter: &'l Limiter) -> Result<Cow<'l, Quotas>, StoreError> {
-        self.quotas.map_or_else(|| limiter.quotas_now(&self.key), |own| Ok(Cow::Borrowed(own)))
-    }
-}
-
 impl fmt::Debug for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, cost, .. } = self;
@@ -543,10 +417,10 @@ impl fmt::Debug for Line<'_> {
 #[derive(Debug)]
 pub struct Receipt {
     /// In their places of the charge.
-    pub(crate) lines: Vec<ReceiptLine>,
+    lines: Vec<ReceiptLine>,
     pub(crate) decision: Decision,
-    /// `None` if another process may have read the receipt from text.
-    pub(crate) store: Option<StoreId>,
+    /// `None` if it was read from text, maybe by another process, or is a layer's own.
+    store: Option<StoreId>,
 }
 
 #[derive(Debug)]
@@ -556,93 +430,129 @@ pub(crate) struct ReceiptLine {
     pub(crate) own: bool,
 }
 
-const ELSEWHERE: &str =
-    "a receipt belongs to the limit and the store it was taken from: settle it there";
-
 impl ReceiptLine {
-    pub(crate) fn scope(&self) -> &Scope {
+    fn scope(&self) -> &Scope {
         self.account.as_account().scope()
+    }
+
+    /// Limits without a name are none of each other's.
+    fn find<'a>(&self, limiters: &'a [Limiter]) -> Option<&'a Limiter> {
+        limiters.iter().find(|limiter| limiter.scope().id() == self.scope().id())
     }
 }
 
 impl Receipt {
-    pub(crate) fn of(
-        lines: Vec<ReceiptLine>,
-        decision: Decision,
-        store: &AnyStore,
-    ) -> Result<Self, RateLimited> {
-        let decision = decision.passed()?;
-        let store = Some(store.id(decision.is_local()));
-        Ok(Self { lines, decision, store })
-    }
-
-    /// A receipt is good for the counters it was taken from (S14).
-    pub(crate) fn is_of(&self, store: &AnyStore) -> bool {
-        self.store.as_ref().is_none_or(|of| of.is_of(store))
+    pub(crate) fn new(lines: Vec<ReceiptLine>, decision: Decision) -> Self {
+        Self { lines, decision, store: None }
     }
 
     /// Returns the decision, as in the example of [`Limiter::reserve`].
     pub fn decision(&self) -> &Decision {
         &self.decision
     }
-}
 
-#[inline(always)]
-pub(crate) fn charge_lines<'a>(
-    store: &AnyStore,
-    limiter: impl Fn(usize) -> &'a Limiter + Copy,
-    charge: Charge<'_>,
-) -> Reply<Decision> {
-    match store {
-        AnyStore::Memory(memory) if !limiter(0).is_watched() => {
-            let decided = |of: Ruling| Reply::now(of.into_decision(charge.account().label()));
-            let reply = match memory.rule(charge) {
-                Ok(ruling) if ruling.passed() => {
-                    observer::note_passed(limiter(0).scope(), charge.cost(), false);
-                    return decided(ruling);
-                }
-                Ok(ruling) => decided(ruling),
-                Err(undecided) => memory.decide_other(charge, undecided),
-            };
-            reply.note(|decision| note_decision(decision, limiter, charge));
-            reply
-        }
-        _ => charge_elsewhere(store, limiter, charge),
-    }
-}
-
-#[inline(never)]
-fn charge_elsewhere<'a>(
-    store: &AnyStore,
-    limiter: impl Fn(usize) -> &'a Limiter + Copy,
-    charge: Charge<'_>,
-) -> Reply<Decision> {
-    let mut reply = store.charge(charge);
-    reply.note(|decision| note_decision(decision, limiter, charge));
-    if reply.as_now().is_some() {
-        return reply;
-    }
-    let limiters: Vec<_> = (0..charge.len()).map(|place| limiter(place).clone()).collect();
-    let charge = charge.to_owned();
-    reply.map(move |decision| {
-        note_decision(&decision, |place| &limiters[place], charge.as_charge());
-        decision
-    })
-}
-
-/// For decisions without a layer.
-#[inline(always)]
-fn note_decision<'a>(
-    decision: &Decision,
-    limiter: impl Fn(usize) -> &'a Limiter + Copy,
-    charge: Charge<'_>,
-) {
-    if !charge.is_peek() {
-        let line = |place| -> ChargedLine<'_> {
-            let (account, cost) = charge.line_at(place);
-            (limiter(place), account, cost)
+    /// Sets true costs by place. A receipt is good for the counters it was taken from (S14).
+    fn settle(&self, limiters: &[Limiter], costs: impl Fn(usize) -> Option<u64>) -> Reply<()> {
+        let is_here = |(place, line): (usize, &ReceiptLine)| {
+            costs(place).is_none() || line.find(limiters).is_some()
         };
-        observe(decision, charge.len(), line, false, None);
+        let store = limiters[0].shared_store();
+        if !self.store.as_ref().is_none_or(|of| of.is_of(store))
+            || !self.lines.iter().enumerate().all(is_here)
+        {
+            return Reply::from(Err(StoreError::new(
+                "a receipt belongs to the limit and the store it was taken from: settle it there",
+            )));
+        }
+        self.correct(limiters, |place, _, granted| Some(costs(place).unwrap_or(granted))).0
+    }
+
+    /// Corrects each line to what `actual` returns for its place, its limiter and the tokens taken,
+    /// and returns the decision with these costs. `None`: the charge was not reported, and is undone.
+    pub(crate) fn correct(
+        &self,
+        limiters: &[Limiter],
+        actual: impl Fn(usize, &Limiter, u64) -> Option<u64>,
+    ) -> (Reply<()>, Decision) {
+        let mut replies = Vec::new();
+        let corrected = self.decision.map_lines(|place, of| {
+            let line = &self.lines[place];
+            let Some(limiter) = line.find(limiters) else { return of };
+            let actual = actual(place, limiter, of.granted());
+            replies.push(limiter.correct(line, &of, actual));
+            of.with_cost(actual.unwrap_or(0))
+        });
+        (Reply::all(replies), corrected)
+    }
+}
+
+/// The lines of a charge; and of each its limiter, and whether quotas of the key or of the charge
+/// decide, not the limiter's.
+struct AskedLines<'s, 'a> {
+    limiters: &'s [(&'a Limiter, bool)],
+    lines: &'s [(Account<'a>, u64)],
+}
+
+impl<'a> AskedLines<'_, 'a> {
+    #[inline(always)]
+    fn check(&self, configure: impl Fn(Charge<'_>) -> Charge<'_>) -> Reply<Decision> {
+        let charge = configure(Charge::of_lines(self.lines[0], &self.lines[1..]));
+        let limiter = self.limiters[0].0;
+        let mut reply = match limiter.shared_store().rule(charge) {
+            Ok(ruling) => {
+                let decided = Reply::now(ruling.into_decision(charge.account().label()));
+                if ruling.passed() && !limiter.is_watched() {
+                    observer::note_passed(limiter.scope(), charge.cost(), false);
+                    return decided;
+                }
+                decided
+            }
+            Err(reply) => reply,
+        };
+        if charge.is_peek() {
+            return reply;
+        }
+        reply.note(|decision| {
+            let line = |place: usize| -> ChargedLine<'_> {
+                let (account, cost) = self.lines[place];
+                (self.limiters[place].0, account, cost)
+            };
+            observe(decision, self.lines.len(), line, false, None);
+        });
+        if reply.as_now().is_some() { reply } else { self.note_later(reply, charge) }
+    }
+
+    #[inline(never)]
+    fn note_later(&self, reply: Reply<Decision>, charge: Charge<'_>) -> Reply<Decision> {
+        let limiters: Vec<_> = self.limiters.iter().map(|of| of.0.clone()).collect();
+        let charge = charge.to_owned();
+        reply.map(move |decision| {
+            let charge = charge.as_charge();
+            let line = |place: usize| -> ChargedLine<'_> {
+                let (account, cost) = charge.line_at(place);
+                (&limiters[place], account, cost)
+            };
+            observe(&decision, charge.len(), line, false, None);
+            decision
+        })
+    }
+
+    fn charge(
+        &self,
+        configure: impl Fn(Charge<'_>) -> Charge<'_>,
+    ) -> Reply<Result<Receipt, RateLimited>> {
+        let reply = self.check(configure);
+        let line = |(&(_, own), &(account, _)): (&(_, _), &(Account<'a>, _))| ReceiptLine {
+            account: account.to_owned(),
+            own,
+        };
+        let lines = self.limiters.iter().zip(self.lines).map(line).collect();
+        let store = self.limiters[0].0.shared_store().clone();
+        reply.map(move |decision| {
+            let decision = decision.passed()?;
+            let store = Some(store.id(decision.is_local()));
+            Ok(Receipt { lines, decision, store })
+        })
     }
 }
 

@@ -114,7 +114,7 @@ impl<'de> Deserialize<'de> for KeptReceipt {
         }
         let decision = Decision::of_lines(count, decided.into_iter().enumerate());
         let decision = decision.expect("it has a line");
-        Ok(Self(Receipt { lines, decision, store: None }))
+        Ok(Self(Receipt::new(lines, decision)))
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use super::Limiter;
+use super::{Limiter, Limits};
 use crate::decision::{Decision, Usage};
 use crate::key::{Key, KeyExtractor, PeerIp, key_fn, peer_ip};
 use crate::observe::Event;
@@ -320,71 +320,59 @@ impl Limit {
     }
 }
 
-impl Quota {
-    /// Makes a [`Limit`] of this name: see [`Limit::name`].
-    ///
-    /// # Panics
-    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
-    #[track_caller]
-    pub fn name(self, name: &str) -> Limit {
-        Limit::new(self).name(name)
-    }
+macro_rules! begin_a_limit {
+    ($quotas:ty) => {
+        impl $quotas {
+            /// Makes a [`Limit`] of this name: see [`Limit::name`].
+            ///
+            /// # Panics
+            /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
+            #[track_caller]
+            pub fn name(self, name: &str) -> Limit {
+                Limit::new(self).name(name)
+            }
 
-    /// Makes a [`Limit`] that counts by this key: see [`Limit::key`].
-    pub fn key(self, key: impl KeyExtractor) -> Limit {
-        Limit::new(self).key(key)
-    }
+            /// Makes a [`Limit`] that counts by this key: see [`Limit::key`].
+            pub fn key(self, key: impl KeyExtractor) -> Limit {
+                Limit::new(self).key(key)
+            }
 
-    /// Makes a [`Limit`] that counts by this closure: see [`Limit::key_fn`].
-    pub fn key_fn<F>(self, key: F) -> Limit
-    where
-        F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
-    {
-        Limit::new(self).key_fn(key)
-    }
+            /// Makes a [`Limit`] that counts by this closure: see [`Limit::key_fn`].
+            pub fn key_fn<F>(self, key: F) -> Limit
+            where
+                F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
+            {
+                Limit::new(self).key_fn(key)
+            }
+        }
+    };
 }
 
-impl Quotas {
-    /// Makes a [`Limit`] of this name: see [`Limit::name`].
-    ///
-    /// # Panics
-    /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
-    #[track_caller]
-    pub fn name(self, name: &str) -> Limit {
-        Limit::new(self).name(name)
-    }
+macro_rules! is_a_limit {
+    ($($quotas:ty),*) => {$(
+        impl From<$quotas> for Limit {
+            fn from(quotas: $quotas) -> Self {
+                Self::new(quotas)
+            }
+        }
 
-    /// Makes a [`Limit`] that counts by this key: see [`Limit::key`].
-    pub fn key(self, key: impl KeyExtractor) -> Limit {
-        Limit::new(self).key(key)
-    }
+        impl From<$quotas> for Limiter {
+            fn from(quotas: $quotas) -> Self {
+                Limit::from(quotas).into()
+            }
+        }
 
-    /// Makes a [`Limit`] that counts by this closure: see [`Limit::key_fn`].
-    pub fn key_fn<F>(self, key: F) -> Limit
-    where
-        F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
-    {
-        Limit::new(self).key_fn(key)
-    }
+        impl From<$quotas> for Limits {
+            fn from(quotas: $quotas) -> Self {
+                Limit::from(quotas).into()
+            }
+        }
+    )*};
 }
 
-impl From<Quota> for Limit {
-    fn from(quota: Quota) -> Self {
-        Self::new(quota)
-    }
-}
-
-impl From<Quotas> for Limit {
-    fn from(quotas: Quotas) -> Self {
-        Self::new(quotas)
-    }
-}
-
-impl From<&Quotas> for Limit {
-    fn from(quotas: &Quotas) -> Self {
-        Self::new(*quotas)
-    }
-}
+begin_a_limit!(Quota);
+begin_a_limit!(Quotas);
+is_a_limit!(Quota, Quotas, &Quotas);
 
 impl fmt::Debug for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

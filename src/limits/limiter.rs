@@ -1,18 +1,19 @@
 //! A limit that counts in a store, and is changed at run time.
 
-use std::borrow::Cow;
 use std::fmt;
+use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::live::{Changes, Live, UNKNOWN};
 use super::refused::Refused;
-use super::{ELSEWHERE, Limit, Receipt, ReceiptLine, charge_lines, mistakes};
+use super::{AskedLines, Limit, Receipt, ReceiptLine, mistakes};
 use crate::decision::{Decision, RateLimited, system_time};
 use crate::key::Key;
 use crate::observe::{Change, Event};
-use crate::quota::{Plan, Quota, Quotas};
+use crate::quota::{Plan, Quotas};
 use crate::store::{
     Account, Adjust, AnyStore, Charge, MemoryStore, Reply, Scope, Store, StoreError, instant,
 };
@@ -149,13 +150,11 @@ impl Limiter {
     }
 
     /// Takes one token.
-    #[inline]
     pub fn check(&self, key: impl Into<Key>) -> Reply<Decision> {
         self.check_cost(key, 1)
     }
 
     /// Takes `cost` tokens, all or none.
-    #[inline]
     pub fn check_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
         self.check_key(&key.into(), cost)
     }
@@ -163,7 +162,7 @@ impl Limiter {
     /// Compiled once, not for each type of keys.
     #[inline(never)]
     fn check_key(&self, key: &Key, cost: u64) -> Reply<Decision> {
-        self.charge_key(key, cost, |charge| charge)
+        self.ask(key, cost, |asked| asked.check(|charge| charge))
     }
 
     /// Returns what a key has used of the limiter's own quotas, and whether a charge of one token
@@ -171,7 +170,7 @@ impl Limiter {
     /// [`Limits::peek`](crate::Limits::peek) takes costs. For keys under other quotas, use
     /// [`with_quotas`](Self::with_quotas).
     pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
-        self.charge_key(&key.into(), 1, |charge| charge.peeking())
+        self.ask(&key.into(), 1, |asked| asked.check(|charge| charge.peeking()))
     }
 
     /// Takes `cost` tokens and returns a receipt to correct the charge later, or the refusal.
@@ -197,7 +196,7 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
-        Reply::of(self.charge_for_receipt(&key.into(), cost, |charge| charge))
+        self.ask(&key.into(), cost, |asked| asked.charge(|charge| charge))
     }
 
     /// Takes `cost` tokens, even from later windows as far as
@@ -231,7 +230,7 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
-        Reply::of(self.charge_for_receipt(&key.into(), cost, |charge| charge.reserving()))
+        self.ask(&key.into(), cost, |asked| asked.charge(|charge| charge.reserving()))
     }
 
     /// Refunds a [charge](Self::charge), to each quota whose window has not ended since; for the
@@ -247,42 +246,25 @@ impl Limiter {
     /// If the store fails, or if the charge was made under another name than this limiter's, or in
     /// another store.
     pub fn settle(&self, receipt: impl Into<Receipt>, actual: u64) -> Reply<()> {
-        let receipt = receipt.into();
-        match &receipt.lines[..] {
-            [line] if line.scope().id() == self.scope.id() && receipt.is_of(&self.store) => {
-                self.settle_line(line, &receipt.decision, actual)
-            }
-            _ => Reply::from(Err(StoreError::new(ELSEWHERE))),
-        }
+        receipt.into().settle(slice::from_ref(self), |_| Some(actual))
     }
 
-    /// `decision` is that of the line.
-    pub(crate) fn settle_line(
+    /// `decision` is that of the line. A clock or a store of the app that panics leaves other limits'
+    /// corrections as they are, and may be called while a body is dropped (S15).
+    pub(super) fn correct(
         &self,
-        line: &ReceiptLine,
+        ReceiptLine { account, own }: &ReceiptLine,
         decision: &Decision,
-        actual: u64,
+        actual: Option<u64>,
     ) -> Reply<()> {
-        self.correct(line, |account| self.settle_account(account, decision, actual))
-    }
-
-    /// For a charge that was not reported.
-    pub(crate) fn give_back(&self, line: &ReceiptLine, decision: &Decision) -> Reply<()> {
-        self.correct(line, |account| self.store.give_back(account, decision))
-    }
-
-    /// A clock or a store of the app that panics leaves other limits' corrections as they are, and
-    /// may be called while a body is dropped (S15).
-    fn correct(
-        &self,
-        line: &ReceiptLine,
-        correct: impl FnOnce(Account<'_>) -> Reply<()>,
-    ) -> Reply<()> {
-        let ReceiptLine { account, own } = line;
         let corrected = catch_unwind(AssertUnwindSafe(|| {
             let plan = self.quotas().filter(|_| !own);
             let current = plan.map(|plan| account.clone().updated(&self.live.counted(plan)));
-            correct(current.as_ref().unwrap_or(account).as_account())
+            let account = current.as_ref().unwrap_or(account).as_account();
+            match actual {
+                Some(actual) => self.settle_account(account, decision, actual),
+                None => self.store.give_back(account, decision),
+            }
         }));
         corrected.unwrap_or_else(|_| Reply::from(Err(StoreError::new(PANICKED))))
     }
@@ -296,7 +278,7 @@ impl Limiter {
                 mistakes::note_cost(account, actual);
                 let taken = self.store.adjust(Adjust::take(account, more, decision));
                 match self.live.limit().warns() {
-                    true => self.warn_after(taken, account, more, decision.is_local()),
+                    true => self.warn_after(taken, account, more),
                     false => taken,
                 }
             }
@@ -307,24 +289,11 @@ impl Limiter {
         }
     }
 
-    /// Warns of the share that tokens beyond a charge have reached: by a peek, in the memory that
-    /// has counted them if the store failed.
-    fn warn_after(
-        &self,
-        taken: Reply<()>,
-        account: Account<'_>,
-        more: u64,
-        is_local: bool,
-    ) -> Reply<()> {
+    /// Warns of the share that tokens beyond a charge have reached, by a peek.
+    fn warn_after(&self, taken: Reply<()>, account: Account<'_>, more: u64) -> Reply<()> {
         let (this, account) = (self.clone(), account.to_owned());
         let look = move || {
-            let peek = Charge::new(account.as_account(), 0).peeking();
-            let peek = match this.store.remote().filter(|_| is_local) {
-                Some(remote) => {
-                    remote.caller.stand_in(peek, StoreError::new("the store failed before"))
-                }
-                None => this.store.charge(peek),
-            };
+            let peek = this.store.charge(Charge::new(account.as_account(), 0).peeking());
             peek.map(move |decision| {
                 let account = account.as_account();
                 this.live().limit().warn(account.key(), account.quotas(), &decision, more);
@@ -332,17 +301,18 @@ impl Limiter {
         };
         // The correction is made, even if the store does not answer the peek.
         match taken.into_now() {
-            Ok(Ok(())) => look().detach(),
-            Ok(Err(error)) => return Reply::from(Err(error)),
-            Err(later) => {
-                return Reply::later(async move {
-                    later.await?;
-                    let _ = look().await;
-                    Ok(())
-                });
+            Ok(taken) => {
+                if taken.is_ok() {
+                    look().detach();
+                }
+                Reply::from(taken)
             }
+            Err(later) => Reply::later(async move {
+                later.await?;
+                let _ = look().await;
+                Ok(())
+            }),
         }
-        Reply::now(())
     }
 
     /// Clears the counters of a key, under all quotas it was charged with, as in the example of
@@ -369,76 +339,66 @@ impl Limiter {
         instant(self.store.now_ms())
     }
 
-    #[inline]
     pub(crate) fn is_unchanged(&self) -> bool {
         self.live.is_of(self.generation)
     }
 
-    #[inline]
     pub(crate) fn is_watched(&self) -> bool {
         self.is_watched
     }
 
-    #[inline]
-    pub(crate) fn quotas_now(&self, key: &Key) -> Result<Cow<'_, Quotas>, StoreError> {
-        if self.is_unchanged() { Ok(Cow::Borrowed(&self.quotas)) } else { self.changed_quotas(key) }
+    /// A charge may name its quotas. `changed` is room for those that were changed.
+    #[inline(always)]
+    pub(super) fn ask_for<'a>(
+        &'a self,
+        key: &'a Key,
+        cost: u64,
+        named: Option<&'a Quotas>,
+        changed: &'a mut Option<Quotas>,
+    ) -> Result<((&'a Self, bool), (Account<'a>, u64)), StoreError> {
+        let is_plan = named.is_some() || self.live.plan_of().is_some();
+        if is_plan {
+            self.end_changes();
+        }
+        let (quotas, own) = match named {
+            Some(named) => (named, true),
+            None if self.is_unchanged() => (&self.quotas, is_plan),
+            None => {
+                let (quotas, own) = self.changed_quotas(key)?;
+                (&*changed.insert(quotas), own || is_plan)
+            }
+        };
+        Ok(((self, own), (Account::new(&self.scope, quotas, key), cost)))
     }
 
+    /// Returns the quotas of a key, and whether they are its own.
     #[cold]
-    fn changed_quotas(&self, key: &Key) -> Result<Cow<'_, Quotas>, StoreError> {
+    fn changed_quotas(&self, key: &Key) -> Result<(Quotas, bool), StoreError> {
         self.end_changes();
         match self.live.quotas_for(key) {
             (_, false) if self.generation == UNKNOWN => Err(StoreError::new(
                 "this limit's quotas differ between requests: write limiter.with_quotas(plan)",
             )),
-            (plan, _) => Ok(Cow::Owned(self.live.counted(plan))),
+            (plan, own) => Ok((self.live.counted(plan), own)),
         }
-    }
-
-    /// Returns whether a plan's quotas or the key's own decide, which a correction keeps, whichever
-    /// handle makes it.
-    pub(crate) fn has_own_quotas(&self, key: &Key) -> bool {
-        self.live.of_a_plan || !self.is_unchanged() && self.live.quotas_for(key).1
     }
 
     pub(crate) fn scope(&self) -> &Scope {
         &self.scope
     }
 
-    #[inline]
-    fn charge_key(
+    /// As several limits do, of which this is the only one.
+    #[inline(always)]
+    fn ask<T>(
         &self,
         key: &Key,
         cost: u64,
-        configure: impl FnOnce(Charge<'_>) -> Charge<'_>,
-    ) -> Reply<Decision> {
-        let changed;
-        let quotas = if self.is_unchanged() {
-            &self.quotas
-        } else {
-            changed = match self.changed_quotas(key) {
-                Ok(quotas) => quotas,
-                Err(error) => return Reply::from(Err(error)),
-            };
-            &changed
-        };
-        let charge = configure(Charge::new(Account::new(&self.scope, quotas, key), cost));
-        charge_lines(&self.store, |_| self, charge)
-    }
-
-    fn charge_for_receipt(
-        &self,
-        key: &Key,
-        cost: u64,
-        configure: impl FnOnce(Charge<'_>) -> Charge<'_>,
-    ) -> Result<Reply<Result<Receipt, RateLimited>>, StoreError> {
-        let quotas = self.quotas_now(key)?;
-        let account = Account::new(&self.scope, &quotas, key);
-        let charge = configure(Charge::new(account, cost));
-        let reply = charge_lines(&self.store, |_| self, charge);
-        let line = ReceiptLine { account: account.to_owned(), own: self.has_own_quotas(key) };
-        let store = self.store.clone();
-        Ok(reply.map(move |decision| Receipt::of(vec![line], decision, &store)))
+        ask: impl FnOnce(AskedLines<'_, '_>) -> Reply<T>,
+    ) -> Reply<T> {
+        match self.ask_for(key, cost, None, &mut None) {
+            Ok((limiter, line)) => ask(AskedLines { limiters: &[limiter], lines: &[line] }),
+            Err(error) => Reply::from(Err(error)),
+        }
     }
 }
 
@@ -570,16 +530,18 @@ impl Limiter {
         self.scope.observe().changed(of, end);
     }
 
-    #[inline]
+    /// Also those of the limit that this is a plan of.
     pub(crate) fn end_changes(&self) {
-        if self.live.has_ended(|| self.now()) {
-            self.end_due_changes();
+        for live in iter::once(&self.live).chain(self.live.plan_of()) {
+            if live.has_ended(|| self.now()) {
+                self.end_due_changes(live);
+            }
         }
     }
 
     #[cold]
-    fn end_due_changes(&self) {
-        for (of, end) in self.live.end(self.now()) {
+    fn end_due_changes(&self, live: &Live) {
+        for (of, end) in live.end(self.now()) {
             self.scope.observe().change_ended(of);
             self.scope.observe().changed(of, end);
         }
@@ -614,18 +576,6 @@ impl Limit {
 impl From<Limit> for Limiter {
     fn from(limit: Limit) -> Self {
         Self::in_store(limit, AnyStore::new(MemoryStore::new()))
-    }
-}
-
-impl From<Quota> for Limiter {
-    fn from(quota: Quota) -> Self {
-        Limit::from(quota).into()
-    }
-}
-
-impl From<Quotas> for Limiter {
-    fn from(quotas: Quotas) -> Self {
-        Limit::from(quotas).into()
     }
 }
 

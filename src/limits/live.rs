@@ -25,12 +25,12 @@ pub(crate) struct Live {
     generation: AtomicU64,
     ends: AtomicI64,
     shadow: AtomicBool,
-    changes: Mutex<Option<Box<Changes>>>,
+    changes: Mutex<Changes>,
     tracker: Option<Arc<Tracker>>,
     #[cfg(feature = "tracing")]
     is_logged: AtomicBool,
-    /// `true` if these are the quotas of a plan, beside those of the limit.
-    pub(super) of_a_plan: bool,
+    /// The limit, if these are the quotas of a plan beside its own.
+    plan_of: Option<Arc<Self>>,
 }
 
 impl Live {
@@ -39,25 +39,29 @@ impl Live {
             generation: AtomicU64::new(0),
             ends: AtomicI64::new(NEVER),
             shadow: AtomicBool::new(limit.shadow),
-            changes: Mutex::default(),
+            changes: Mutex::new(Changes::of(&limit)),
             tracker: limit.tracked.map(|most| Arc::new(Tracker::new(most))),
             limit,
             #[cfg(feature = "tracing")]
             is_logged: AtomicBool::new(false),
-            of_a_plan: false,
+            plan_of: None,
         }
     }
 
-    pub(super) fn with_quotas(&self, quotas: Quotas) -> Self {
+    pub(super) fn with_quotas(self: &Arc<Self>, quotas: Quotas) -> Self {
         let limit = Limit { quotas, plan: None, tracked: None, ..self.limit.clone() };
-        Self { tracker: self.tracker.clone(), of_a_plan: true, ..Self::new(limit) }
+        let plan_of = Some(Arc::clone(self));
+        Self { tracker: self.tracker.clone(), plan_of, ..Self::new(limit) }
+    }
+
+    pub(super) fn plan_of(&self) -> Option<&Arc<Self>> {
+        self.plan_of.as_ref()
     }
 
     pub(crate) fn is_watched(&self) -> bool {
         self.tracker.is_some() || self.limit.warns()
     }
 
-    #[inline]
     pub(crate) fn tracker(&self) -> Option<&Tracker> {
         self.tracker.as_deref()
     }
@@ -66,14 +70,13 @@ impl Live {
         &self.limit
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Box<Changes>>> {
+    fn lock(&self) -> MutexGuard<'_, Changes> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `None` if each request has its own.
     pub(crate) fn quotas(&self) -> Option<Plan> {
-        let quotas = self.lock().as_ref().and_then(|changes| changes.quotas.get());
-        self.limit.plan.is_none().then(|| quotas.unwrap_or(self.limit.quotas.into()))
+        self.limit.plan.is_none().then(|| self.lock().quotas.get())
     }
 
     /// Of a charge without a request, which is counted in any case.
@@ -84,31 +87,26 @@ impl Live {
     /// Without changes that end by themselves.
     pub(super) fn usual(&self) -> (Plan, bool) {
         let changes = self.lock();
-        let quotas = changes.as_ref().and_then(|changes| changes.quotas.for_good);
-        let shadow = changes.as_ref().and_then(|changes| changes.shadow.for_good);
-        (quotas.unwrap_or(self.limit.quotas.into()), shadow.unwrap_or(self.limit.shadow))
+        (changes.quotas.for_good, changes.shadow.for_good)
     }
 
     /// Returns the quotas of a key, and whether they are its own.
     pub(super) fn quotas_for(&self, key: &Key) -> (Plan, bool) {
         let changes = self.lock();
-        let own = changes.as_ref().and_then(|changes| changes.keys.get(key));
-        let all = || changes.as_ref().and_then(|changes| changes.quotas.get());
-        (own.or_else(all).unwrap_or(self.limit.quotas.into()), own.is_some())
+        let own = changes.keys.get(key);
+        (own.unwrap_or(changes.quotas.get()), own.is_some())
     }
 
     pub(super) fn key_quotas(&self) -> Vec<(Key, Plan, i64)> {
-        self.lock().as_ref().map(|changes| changes.keys.all()).unwrap_or_default()
+        self.lock().keys.all()
     }
 
     /// Returns the quotas in force with their generation, and the plan for requests whose quotas
     /// differ.
     pub(crate) fn in_force(self: &Arc<Self>) -> (u64, Quotas, Option<PlanFn>) {
         let (changes, plan) = (self.lock(), self.limit.plan.clone());
-        let all = changes.as_ref().and_then(|changes| changes.quotas.get());
-        let all = all.unwrap_or(self.limit.quotas.into());
-        let have_own = changes.as_ref().is_some_and(|changes| !changes.keys.is_empty());
-        let plan = if have_own || all == Plan::UNLIMITED {
+        let all = changes.quotas.get();
+        let plan = if !changes.keys.is_empty() || all == Plan::UNLIMITED {
             let this = Arc::clone(self);
             Some(Arc::new(move |parts: &Parts, key: &Key| match (this.quotas_for(key), &plan) {
                 ((_, false), Some(plan)) => plan(parts, key),
@@ -129,10 +127,10 @@ impl Live {
     /// Returns the instant when the last change of this kind ends.
     pub(super) fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) -> Option<i64> {
         let mut changes = self.lock();
-        let changes = changes.get_or_insert_default();
         let before = changes.keys.is_empty();
-        change(changes);
-        self.publish(changes, of == Change::Quotas || changes.keys.is_empty() != before);
+        change(&mut changes);
+        let quotas = of == Change::Quotas || changes.keys.is_empty() != before;
+        self.publish(&mut changes, quotas);
         changes.last_end(of)
     }
 
@@ -143,31 +141,29 @@ impl Live {
 
     pub(super) fn end(&self, now: i64) -> Vec<(Change, Option<i64>)> {
         let mut changes = self.lock();
-        let Some(changes) = &mut *changes else { return Vec::new() };
         let before = changes.keys.is_empty();
         let ended = changes.end(now);
         let quotas = ended.contains(&Change::Quotas) || changes.keys.is_empty() != before;
-        self.publish(changes, quotas);
+        self.publish(&mut changes, quotas);
         ended.into_iter().map(|of| (of, changes.last_end(of))).collect()
     }
 
     fn publish(&self, changes: &mut Changes, quotas: bool) {
         changes.count += u64::from(quotas);
-        self.shadow.store(changes.shadow.get().unwrap_or(self.limit.shadow), Ordering::Relaxed);
+        self.shadow.store(changes.shadow.get(), Ordering::Relaxed);
         let ends = changes.next_end();
         self.ends.store(ends, Ordering::Relaxed);
-        let generation = if changes.has_no_quotas() { 0 } else { changes.count };
+        let is_usual = changes.keys.is_empty() && changes.quotas.get() == self.limit.quotas.into();
+        let generation = if is_usual { 0 } else { changes.count };
         let ends = if ends == NEVER { 0 } else { ENDS };
         // Stored last, under the lock: a reader of this generation finds the changes.
         self.generation.store(generation | ends, Ordering::Release);
     }
 
-    #[inline]
     pub(crate) fn is_of(&self, generation: u64) -> bool {
         self.generation.load(Ordering::Acquire) == generation
     }
 
-    #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire) & !ENDS
     }
@@ -178,14 +174,12 @@ impl Live {
         !self.is_logged.load(Ordering::Relaxed) && !self.is_logged.swap(true, Ordering::Relaxed)
     }
 
-    #[inline]
     pub(crate) fn is_shadow(&self) -> bool {
         self.shadow.load(Ordering::Relaxed)
     }
 }
 
 /// Instants are in milliseconds.
-#[derive(Default)]
 pub(super) struct Changes {
     count: u64,
     pub(super) quotas: Changed<Plan>,
@@ -258,24 +252,18 @@ impl KeyQuotas {
 }
 
 pub(super) struct Changed<T> {
-    for_good: Option<T>,
+    for_good: T,
     for_now: Option<(T, i64)>,
 }
 
-impl<T> Default for Changed<T> {
-    fn default() -> Self {
-        Self { for_good: None, for_now: None }
-    }
-}
-
 impl<T: Copy> Changed<T> {
-    fn get(&self) -> Option<T> {
-        self.for_now.map(|(value, _)| value).or(self.for_good)
+    fn get(&self) -> T {
+        self.for_now.map_or(self.for_good, |(value, _)| value)
     }
 
     /// Replaces all earlier changes.
     pub(super) fn set(&mut self, value: T) {
-        *self = Self { for_good: Some(value), for_now: None };
+        *self = Self { for_good: value, for_now: None };
     }
 
     pub(super) fn set_until(&mut self, value: T, until: i64) {
@@ -292,8 +280,13 @@ impl<T: Copy> Changed<T> {
 }
 
 impl Changes {
-    fn has_no_quotas(&self) -> bool {
-        self.quotas.get().is_none() && self.keys.is_empty()
+    fn of(limit: &Limit) -> Self {
+        Self {
+            count: 0,
+            quotas: Changed { for_good: limit.quotas.into(), for_now: None },
+            shadow: Changed { for_good: limit.shadow, for_now: None },
+            keys: KeyQuotas::default(),
+        }
     }
 
     fn end(&mut self, now: i64) -> Vec<Change> {

@@ -203,7 +203,8 @@ impl<J> FixedWindowLayer<J> {
     /// The layer takes the tokens before it calls the service, and refunds them if the response
     /// does not count. So with a limit of 5, at most 5 undecided requests are in flight, and never
     /// more than 5 failures pass. With a remote store, a background task sends the refund, which is
-    /// lost if the runtime shuts down first.
+    /// lost if the runtime shuts down first. A [true cost](crate::TrueCost) of the response holds all
+    /// the same, for the limits that it names.
     ///
     /// A layer counts each request that it lets pass, whatever the response is. With
     /// `.count_if(|response| response.status != 429)`, it does not count what an inner limit

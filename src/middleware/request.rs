@@ -30,7 +30,7 @@ use super::rejection::{Reason, Reject, Rejection, is_complete};
 use super::service::{Current, Settings, SharedSettings};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
-use crate::limits::{ChargedLine, ReceiptLine, observe};
+use crate::limits::{ChargedLine, Limits, Receipt, ReceiptLine, observe};
 use crate::observe::Event;
 use crate::quota::Quotas;
 #[cfg(feature = "tracing")]
@@ -42,7 +42,7 @@ mod correction;
 mod waiting;
 
 pub(crate) use correction::PendingDecision;
-use correction::{Actual, AsideCharge, Charged, Correction};
+use correction::{Actual, AsideCharge};
 use waiting::InQueue;
 
 pub(crate) struct LimitedRequest {
@@ -244,7 +244,7 @@ impl LimitedRequest {
             others => others.iter().map(|line| (self.account(line), line.cost)).collect(),
         };
         let charge = Charge::of_lines((self.account(&self.first), self.first.cost), &others);
-        self.current.shared.limits.shared_store().rule(charge)
+        self.current.settings.limiter.shared_store().rule(charge)
     }
 
     fn send(&self) -> Reply<Decision> {
@@ -257,8 +257,8 @@ impl LimitedRequest {
     }
 
     /// For a request that is dropped while the store decides, if the layer promises a refund (S14).
-    fn refund(&self) -> Option<Correction> {
-        self.current.shared.options.refund_dropped.then(|| self.correction())
+    fn refund(&self) -> Option<(Limits, Vec<ReceiptLine>)> {
+        self.current.shared.options.refund_dropped.then(|| self.refundable())
     }
 
     #[inline]
@@ -456,19 +456,18 @@ impl LimitedRequest {
         let (parts, body) = response.into_parts();
         let count_if = self.shared().options.count_if.as_ref();
         let cost = parts.extensions.get::<TrueCost>().filter(|_| self.settles());
-        let (actual, waits) = match cost {
-            _ if count_if.is_some_and(|counts| !counts(&parts)) => (Some(Actual::Nothing), None),
-            Some(cost) => match cost.costs() {
-                Some(costs) => (Some(Actual::Costs(costs)), None),
-                None => (None, Some(cost.clone())),
-            },
-            None => (None, None),
+        let counts = count_if.is_none_or(|counts| counts(&parts));
+        let actual = match (cost, counts) {
+            (None, true) => None,
+            (None, false) => Some(Actual::nothing()),
+            (Some(cost), _) => cost.costs().map(|costs| Actual { costs, counts }),
         };
+        let waits = cost.filter(|_| actual.is_none()).cloned();
         let mut response = Response::from_parts(parts, body);
         if let Some(actual) = actual {
             self.correct_aside(&actual);
             if let Decided::Charged(decision) = self.take_decided() {
-                let (settled, corrected) = self.correction().make(&decision, &actual);
+                let (settled, corrected) = actual.correct(&self.receipt(decision), self.limits());
                 settled.detach();
                 self.decided = Decided::Charged(corrected);
             }
@@ -480,23 +479,22 @@ impl LimitedRequest {
         // Last, since until here a closure or a clock of the app may panic, and the request be
         // refunded.
         if let Some(cost) = waits {
-            self.settle_at_end(&cost);
+            self.settle_at_end(&cost, counts);
         }
         response
     }
 
     /// Corrects the limits when the body ends.
-    fn settle_at_end(&self, cost: &TrueCost) {
-        let charged = self.charged().cloned().map(|decision| (self.correction(), decision));
-        let of =
-            |(line, aside): &(RequestLine, AsideCharge)| (self.charged_of(line), aside.clone());
-        let aside: Vec<_> = self.aside().iter().map(of).collect();
+    fn settle_at_end(&self, cost: &TrueCost, counts: bool) {
+        let (charged, limits) = (self.charged().cloned(), self.limits().clone());
+        let charged = charged.map(|decision| self.receipt(decision));
+        let aside: Vec<_> = self.aside().iter().map(|(_, aside)| aside.clone()).collect();
         cost.settle_at_end(move |costs| {
-            let actual = Actual::Costs(costs.clone());
-            if let Some((correction, decision)) = charged {
-                correction.make(&decision, &actual).0.detach();
+            let actual = Actual { costs: costs.clone(), counts };
+            if let Some(charged) = charged {
+                actual.correct(&charged, &limits).0.detach();
             }
-            aside.iter().for_each(|(charged, aside)| aside.correct(charged, &actual));
+            aside.iter().for_each(|aside| aside.correct(&actual, &limits));
         });
     }
 
@@ -508,18 +506,20 @@ impl LimitedRequest {
     #[inline(never)]
     fn charge_aside(&self, parts: &Parts) {
         for (line, aside) in self.aside() {
-            let (charged, aside, cost) = (self.charged_of(line), aside.clone(), line.cost);
-            let charge = Charge::new(charged.line.account.as_account(), cost);
-            let reply = self.current.shared.limits.shared_store().charge(charge);
+            let (limiter, account, cost) = self.charged_line(line);
+            let reply = limiter.shared_store().charge(Charge::new(account, cost));
             // Copied only if they are counted later.
-            let is_seen = charged.limiter.is_watched();
-            let note = move |parts: Option<&Parts>, answer| match answer {
+            let is_seen = limiter.is_watched();
+            let (receipt, limiter) = (self.receipt_line(line), limiter.clone());
+            let (aside, limits) = (aside.clone(), self.limits().clone());
+            let note = move |parts: Option<&Parts>, answer: Result<Decision, _>| match answer {
                 Ok(decision) => {
-                    let line = (&charged.limiter, charged.line.account.as_account(), cost);
-                    aside.note(&charged, Decision::clone(&decision));
+                    let account = receipt.account.clone();
+                    aside.note(Receipt::new(vec![receipt], decision.clone()), &limits);
+                    let line = (&limiter, account.as_account(), cost);
                     observe(&decision, 1, |_| line, true, parts);
                 }
-                Err(_) => charged.limiter.scope().observe().event(Event::FailedOpen, 1),
+                Err(_) => limiter.scope().observe().event(Event::FailedOpen, 1),
             };
             match reply.into_now() {
                 Ok(answer) => note(Some(parts), answer),
@@ -540,8 +540,8 @@ impl LimitedRequest {
     }
 
     fn correct_aside(&self, actual: &Actual) {
-        for (line, aside) in self.aside() {
-            aside.correct(&self.charged_of(line), actual);
+        for (_, aside) in self.aside() {
+            aside.correct(actual, self.limits());
         }
     }
 
@@ -549,19 +549,27 @@ impl LimitedRequest {
     fn give_back(&mut self) {
         self.awaits_response = false;
         if let Decided::Charged(decision) = self.take_decided() {
-            self.correction().make(&decision, &Actual::Nothing).0.detach();
+            let receipt = self.receipt(decision);
+            Actual::nothing().correct(&receipt, self.limits()).0.detach();
         }
-        self.correct_aside(&Actual::Nothing);
+        self.correct_aside(&Actual::nothing());
     }
 
-    fn correction(&self) -> Correction {
-        Correction(self.lines().map(|line| self.charged_of(line)).collect())
+    fn limits(&self) -> &Limits {
+        &self.current.shared.limits
     }
 
-    fn charged_of(&self, line: &RequestLine) -> Charged {
-        let receipt =
-            ReceiptLine { account: self.account(line).to_owned(), own: line.quotas.is_some() };
-        Charged { limiter: self.settings_of(line).limiter.clone(), line: receipt }
+    fn refundable(&self) -> (Limits, Vec<ReceiptLine>) {
+        let lines = self.lines().map(|line| self.receipt_line(line));
+        (self.limits().clone(), lines.collect())
+    }
+
+    fn receipt(&self, decision: Decision) -> Receipt {
+        Receipt::new(self.refundable().1, decision)
+    }
+
+    fn receipt_line(&self, line: &RequestLine) -> ReceiptLine {
+        ReceiptLine { account: self.account(line).to_owned(), own: line.quotas.is_some() }
     }
 
     #[inline(always)]

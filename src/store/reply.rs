@@ -47,10 +47,6 @@ impl<T> Reply<T> {
         Self(When::Later(Box::pin(future)))
     }
 
-    pub(crate) fn of(made: Result<Self, StoreError>) -> Self {
-        made.unwrap_or_else(|error| Self::from(Err(error)))
-    }
-
     pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Reply<U>
     where
         T: Send + 'static,

@@ -13,8 +13,8 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
 use tower_fixed_window::testing::{ask, block_on};
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore, Plan,
-    Quota, RateLimitEndpoint, TrueCost,
+    EmptyBody, FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Plan,
+    Quota, Quotas, RateLimitEndpoint, TrueCost,
 };
 
 use crate::support::{Log, Mood, NOW_MS, TestStore, get, paused_clock};
@@ -152,6 +152,28 @@ fn one_key_has_quotas_of_its_own_in_layers_limiters_and_the_endpoint() {
     assert_eq!(shown("ann"), 2);
     clock.advance(24 * HOUR);
     assert_eq!(limit_of(&layer, "ann"), ("2".into(), 200));
+}
+
+/// What has ended stays ended, also if the clock then steps back.
+#[test]
+fn a_charge_that_names_its_quotas_ends_changes_that_are_due() {
+    let pro = Quotas::from(Quota::per_day(9));
+    type Charge<'a> = &'a dyn Fn(&Limiter);
+    let by_line: Charge<'_> = &|api| {
+        let line = Line::new("api", "ann", 1).with_quotas(&pro);
+        assert!(block_on(Limits::from(api).check([line])).expect("memory").allowed());
+    };
+    let by_plan: Charge<'_> =
+        &|api| assert!(block_on(api.with_quotas(pro).check("ann")).expect("memory").allowed());
+    for charge in [by_line, by_plan] {
+        let (store, clock) = store();
+        let api = per_day(2).store(store);
+        api.set_quotas_until(Quota::per_day(50), in_an_hour());
+        clock.advance(HOUR);
+        charge(&api);
+        clock.set_ms(NOW_MS);
+        assert_eq!(block_on(api.peek("ann")).expect("memory").limit(), 2);
+    }
 }
 
 #[test]

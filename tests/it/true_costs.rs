@@ -100,6 +100,25 @@ async fn a_metered_report_keeps_the_costs_that_were_added_to_it() {
     }
 }
 
+/// A response that does not count refunds only what it reports no cost of: the rest was bought.
+#[tokio::test]
+async fn a_reported_cost_holds_though_the_response_does_not_count() {
+    for (mood, metered) in ANSWERS.into_iter().flat_map(|mood| [true, false].map(|m| (mood, m))) {
+        let limits = limits().store(TestStore::new(mood));
+        let layer = FixedWindowLayer::new(&limits).count_if(|_| false);
+        if metered {
+            let (cost, mut meter) = TrueCost::metered();
+            ask(&layer, cost).await;
+            assert_eq!(used(&limits).await, [1, 1], "it runs");
+            meter.set("tokens", 500);
+            drop(meter);
+        } else {
+            ask(&layer, TrueCost::of("tokens", 500)).await;
+        }
+        assert_eq!(used(&limits).await, [500, 0], "{mood:?}");
+    }
+}
+
 /// Otherwise both the body's end and the drop would settle the charge.
 #[tokio::test]
 async fn a_panic_while_a_response_is_stamped_settles_a_metered_charge_once() {

@@ -4,65 +4,38 @@
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use crate::decision::Decision;
-use crate::limits::{Limiter, ReceiptLine};
+use crate::limits::{Limiter, Limits, Receipt, ReceiptLine};
 use crate::middleware::cost::Costs;
 use crate::store::{Reply, StoreError};
+use crate::sync::{Mutex, lock};
 
+/// What a response says of its charge. A true cost holds also if the response does not count (S15).
 #[derive(Clone)]
-pub(super) enum Actual {
-    Nothing,
-    /// The true costs of the settled limits. Other limits keep their charges.
-    Costs(Costs),
-}
-
-pub(super) struct Correction(pub(super) Vec<Charged>);
-
-pub(super) struct Charged {
-    pub(super) limiter: Limiter,
-    pub(super) line: ReceiptLine,
+pub(super) struct Actual {
+    /// Of settled limits, by name.
+    pub(super) costs: Costs,
+    /// The charges of other limits stay, or are refunded.
+    pub(super) counts: bool,
 }
 
 impl Actual {
-    pub(super) fn of(&self, limiter: &Limiter, granted: u64) -> u64 {
-        match self {
-            Self::Nothing => 0,
-            Self::Costs(costs) if limiter.live().limit().settled => {
-                costs.of(limiter.name()).unwrap_or(granted)
-            }
-            Self::Costs(_) => granted,
-        }
-    }
-}
-
-impl Charged {
-    pub(super) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
-        let actual = actual.of(&self.limiter, decision.granted());
-        let settled = self.limiter.settle_line(&self.line, decision, actual);
-        (settled, decision.clone().with_cost(actual))
-    }
-}
-
-impl Correction {
-    pub(super) fn make(&self, decision: &Decision, actual: &Actual) -> (Reply<()>, Decision) {
-        let mut replies = Vec::new();
-        let corrected = decision.map_lines(|place, of| {
-            let (reply, corrected) = self.0[place].make(&of, actual);
-            replies.push(reply);
-            corrected
-        });
-        (Reply::all(replies), corrected)
+    pub(super) fn nothing() -> Self {
+        Self { costs: Costs::default(), counts: false }
     }
 
-    pub(super) fn give_back(&self, decision: &Decision) -> Reply<()> {
-        let returned =
-            self.0.iter().enumerate().filter_map(|(place, Charged { limiter, line })| {
-                Some(limiter.give_back(line, decision.at(place)?.as_ref()))
-            });
-        Reply::all(returned.collect())
+    fn of(&self, limiter: &Limiter, granted: u64) -> u64 {
+        let is_settled = limiter.live().limit().settled;
+        let cost = self.costs.of(limiter.name()).filter(|_| is_settled);
+        cost.unwrap_or(if self.counts { granted } else { 0 })
+    }
+
+    /// Returns the decision with these costs.
+    pub(super) fn correct(&self, receipt: &Receipt, limits: &Limits) -> (Reply<()>, Decision) {
+        receipt.correct(limits.limiters(), |_, limiter, granted| Some(self.of(limiter, granted)))
     }
 }
 
@@ -77,30 +50,28 @@ enum AsideState {
     Undecided,
     /// The correction waits for the decision.
     Corrected(Actual),
-    Decided(Decision),
+    Decided(Receipt),
 }
 
 impl AsideCharge {
-    pub(super) fn note(&self, charged: &Charged, decision: Decision) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = mem::replace(&mut *state, AsideState::Decided(decision));
-        drop(state);
+    pub(super) fn note(&self, receipt: Receipt, limits: &Limits) {
+        let before = mem::replace(&mut *lock(&self.0), AsideState::Decided(receipt));
         if let AsideState::Corrected(actual) = before {
-            self.correct(charged, &actual);
+            self.correct(&actual, limits);
         }
     }
 
-    pub(super) fn correct(&self, charged: &Charged, actual: &Actual) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*state {
-            AsideState::Decided(decision) if decision.allowed() => {
-                let (reply, corrected) = charged.make(decision, actual);
-                *state = AsideState::Decided(corrected);
+    pub(super) fn correct(&self, actual: &Actual, limits: &Limits) {
+        let mut state = lock(&self.0);
+        match &mut *state {
+            AsideState::Decided(receipt) if receipt.decision.allowed() => {
+                let (reply, corrected) = actual.correct(receipt, limits);
+                receipt.decision = corrected;
                 drop(state);
                 reply.detach();
             }
             AsideState::Decided(_) => {}
-            _ => *state = AsideState::Corrected(actual.clone()),
+            state => *state = AsideState::Corrected(actual.clone()),
         }
     }
 }
@@ -110,12 +81,12 @@ impl AsideCharge {
 pub(crate) struct PendingDecision {
     reply: Option<Reply<Decision>>,
     sent: bool,
-    refund: Option<Box<Correction>>,
+    refund: Option<(Limits, Vec<ReceiptLine>)>,
 }
 
 impl PendingDecision {
-    pub(super) fn new(reply: Reply<Decision>, refund: Option<Correction>) -> Self {
-        Self { reply: Some(reply), sent: false, refund: refund.map(Box::new) }
+    pub(super) fn new(reply: Reply<Decision>, refund: Option<(Limits, Vec<ReceiptLine>)>) -> Self {
+        Self { reply: Some(reply), sent: false, refund }
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, StoreError>> {
@@ -129,12 +100,12 @@ impl PendingDecision {
     /// Drops `kept` when the tokens are back.
     pub(super) fn abandon(&mut self, kept: impl Send + 'static) {
         let Some(reply) = self.reply.take().filter(|_| self.sent) else { return };
-        let Some(refund) = self.refund.take() else { return };
+        let Some((limits, lines)) = self.refund.take() else { return };
         let refunded = Reply::later(async move {
             let _kept = kept;
             let decision = reply.await?;
             if decision.allowed() {
-                refund.give_back(&decision).await?;
+                Receipt::new(lines, decision).correct(limits.limiters(), |_, _, _| None).0.await?;
             }
             Ok(())
         });

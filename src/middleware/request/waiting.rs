@@ -74,7 +74,7 @@ impl LimitedRequest {
                         Ok(answer) => answer,
                         Err(later) => {
                             // A request that leaves the queue keeps nothing.
-                            let refund = Some(self.correction());
+                            let refund = Some(self.refundable());
                             waiting.asked = Some(PendingDecision::new(later, refund));
                             continue;
                         }
