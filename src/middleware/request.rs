@@ -166,16 +166,18 @@ impl LimitedRequest {
         }
     }
 
-    /// For a request that has waited, some of whose limits are in shadow mode by now: their places
-    /// are the bits of `shadows`.
-    fn begin_again(&mut self, parts: &Parts, arrived: Instant, shadows: u8) -> Next {
+    /// For a request that has waited, some of whose limits were lifted or are in shadow mode by now.
+    fn begin_again(&mut self, parts: &Parts, arrived: Instant) -> Next {
         let others = self.rare.as_mut().map(|rare| mem::take(&mut rare.others));
         let first = mem::take(&mut self.first);
         let mut lines = FoundLines::None;
-        for (place, line) in iter::once(first).chain(others.into_iter().flatten()).enumerate() {
-            let is = match shadows >> place & 1 {
-                0 => FoundLines::Enforced,
-                _ => FoundLines::Shadow,
+        for line in iter::once(first).chain(others.into_iter().flatten()) {
+            if self.is_lifted(&line) {
+                continue;
+            }
+            let is = match self.settings_of(&line).limiter.live().is_shadow() {
+                true => FoundLines::Shadow,
+                false => FoundLines::Enforced,
             };
             lines = self.add(line, is, lines);
         }

@@ -23,7 +23,8 @@ use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
 use tower_fixed_window::{
-    Clock, FixedWindowLayer, Key, Limit, Limits, ManualClock, MemoryStore, Quota, Quotas,
+    Clock, FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore, Plan, Quota,
+    Quotas,
 };
 
 use crate::support::{FarStore, MINUTE_MS, get, limiter_of, paused_clock};
@@ -502,6 +503,36 @@ async fn a_request_one_of_whose_limits_goes_into_shadow_mode_keeps_its_deadline(
     assert_eq!(waiting.await.expect("no panic"), 429);
     let waited = began.elapsed() - ms(600);
     assert!(waited <= ms(1_510), "{waited:?}");
+}
+
+/// One limit of several is lifted, or the only one, for good or for a time.
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_notice_that_their_limit_was_lifted() {
+    type Lift = fn(&Limiter);
+    let lifts: [Lift; 2] = [
+        |limiter| limiter.set_quotas(Plan::UNLIMITED),
+        |limiter| limiter.set_quotas_until(Plan::UNLIMITED, UNIX_EPOCH + LONG * 99_999),
+    ];
+    let limit = |name| Quota::per_day(1).name(name).key(Key::global());
+    for lift in lifts {
+        for beside in [vec![], vec![Quota::per_day(9).name("beside").key(Key::global())]] {
+            let limits = Limits::new([vec![limit("a")], beside].concat());
+            let limits = limits.store(MemoryStore::new().clock(paused_clock()));
+            let service = boxed(&FixedWindowLayer::new(&limits).queue(9, 2 * LONG));
+            assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
+            let send = || tokio::spawn(status(service.clone().oneshot(get("/"))));
+            let waiting: Vec<_> = (0..3).map(|_| send()).collect();
+            let began = Instant::now();
+            sleep(ms(10_000)).await;
+            lift(limits.of("a"));
+            for answer in waiting {
+                assert_eq!(answer.await.expect("no panic"), 200);
+            }
+            assert!(began.elapsed() < ms(30_000), "{:?}", began.elapsed());
+            let used = limits.of("a").with_quotas(Quota::per_day(1)).peek(Key::global());
+            assert_eq!(used.await.expect("memory").used(), 1, "they pass uncounted");
+        }
+    }
 }
 
 /// A shadow mode that was over before anybody was polled changes nothing.

@@ -8,6 +8,7 @@ use super::{LimitedRequest, Next, PendingDecision, RequestLine};
 use crate::middleware::rejection::Reason;
 use crate::middleware::service::Current;
 use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
+use crate::quota::Plan;
 use crate::sync::Instant;
 
 pub(super) struct InQueue {
@@ -57,14 +58,14 @@ impl LimitedRequest {
                     break Poll::Pending;
                 };
                 answer
-            } else if let Some(shadows) = self.shadows() {
+            } else if self.is_eased() {
                 if !is_ready {
                     break Poll::Ready(Next::Ask);
                 }
                 let arrived = waiting.place.claim.arrived;
                 drop(waiting);
                 self.renew();
-                return Poll::Ready(self.begin_again(parts, arrived, shadows));
+                return Poll::Ready(self.begin_again(parts, arrived));
             } else {
                 let changed = self.renew().then(|| self.terms());
                 match waiting.place.look(changed, is_ready, cx.as_deref_mut()) {
@@ -97,14 +98,20 @@ impl LimitedRequest {
         next
     }
 
-    /// The places of lines whose limits are in shadow mode by now, as bits.
-    fn shadows(&self) -> Option<u8> {
-        let shadows = self.lines().enumerate().fold(0, |shadows, (place, line)| {
+    /// Some limits were lifted, or are in shadow mode by now.
+    fn is_eased(&self) -> bool {
+        let has_changed = !self.current.is_current_now();
+        self.lines().any(|line| {
             let limiter = &self.settings_of(line).limiter;
             limiter.end_changes();
-            shadows | u8::from(limiter.live().is_shadow()) << place
-        });
-        (shadows != 0).then_some(shadows)
+            limiter.live().is_shadow() || has_changed && self.is_lifted(line)
+        })
+    }
+
+    /// A plan's quotas, and a key's own, stay as they were when the request came (S40).
+    pub(super) fn is_lifted(&self, line: &RequestLine) -> bool {
+        let live = self.settings_of(line).limiter.live();
+        line.quotas.is_none() && live.quotas() == Some(Plan::UNLIMITED)
     }
 
     fn claim(&self, arrived: Instant) -> Claim {
