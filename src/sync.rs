@@ -2,6 +2,12 @@
 //! pause the clock of tokio's timers; without the feature `tokio` nothing waits.
 
 use std::sync::{PoisonError, TryLockError};
+use std::task::{Context, Poll};
+#[cfg(feature = "tokio")]
+use std::{cell::Cell, future::Future, panic::catch_unwind, pin::Pin};
+
+#[cfg(feature = "tokio")]
+use tokio::runtime::{Handle, Id};
 
 #[cfg(not(tfw_shuttle))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
@@ -13,10 +19,6 @@ pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
 pub(crate) use std::time::Instant;
 #[cfg(feature = "tokio")]
 pub(crate) use tokio::time::Instant;
-#[cfg(feature = "tokio")]
-pub(crate) use with_tokio::{Sleep, in_this_runtime};
-#[cfg(not(feature = "tokio"))]
-pub(crate) use without_tokio::{Sleep, in_this_runtime};
 
 /// Under these locks, only a clock of the app can panic. The counters are valid then.
 #[inline(always)]
@@ -40,7 +42,6 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 /// Waits longer from try to try before it sleeps: threads that use one key take the lock many times
 /// in a row, and its memory then moves between their cores less often.
 #[cold]
-#[inline(never)]
 fn wait_for<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A model has no use for tries that fail.
     let pauses = if cfg!(tfw_shuttle) { &[][..] } else { &[4, 8, 16, 32, 64, 128, 256] };
@@ -86,34 +87,27 @@ pub(crate) mod held_up {
     }
 }
 
-#[cfg(feature = "tokio")]
-mod with_tokio {
-    use std::cell::Cell;
-    use std::future::Future;
-    use std::panic::catch_unwind;
-    use std::pin::Pin;
-    use std::task::{Context, Poll};
-
-    use tokio::runtime::{Handle, Id};
-    use tokio::time;
-
-    use super::Instant;
-
-    /// Returns `f`, to be called in the runtime of this thread from a thread that has none.
-    pub(crate) fn in_this_runtime<T>(f: impl FnOnce(&T)) -> impl FnOnce(&T) {
-        let runtime = Handle::try_current().ok();
-        move |of| {
-            let missing = runtime.as_ref().filter(|_| Handle::try_current().is_err());
-            let _entered = missing.map(Handle::enter);
-            f(of);
-        }
+/// Returns `f`, to be called in the runtime of this thread from a thread that has none.
+pub(crate) fn in_this_runtime<T>(f: impl FnOnce(&T)) -> impl FnOnce(&T) {
+    #[cfg(feature = "tokio")]
+    let runtime = Handle::try_current().ok();
+    move |of| {
+        #[cfg(feature = "tokio")]
+        let missing = runtime.as_ref().filter(|_| Handle::try_current().is_err());
+        #[cfg(feature = "tokio")]
+        let _entered = missing.map(Handle::enter);
+        f(of);
     }
+}
 
-    pub(crate) struct Sleep(Pin<Box<time::Sleep>>);
+pub(crate) struct Sleep(#[cfg(feature = "tokio")] Pin<Box<tokio::time::Sleep>>);
 
-    impl Sleep {
-        /// Returns `None` outside of a runtime, and in one without timers.
-        pub(crate) fn until(instant: Instant) -> Option<Self> {
+#[cfg_attr(not(feature = "tokio"), allow(unused))]
+impl Sleep {
+    /// Returns `None` outside of a runtime, and in one without timers.
+    pub(crate) fn until(instant: Instant) -> Option<Self> {
+        #[cfg(feature = "tokio")]
+        {
             thread_local! {
                 static WITHOUT_TIMERS: Cell<Option<Id>> = const { Cell::new(None) };
             }
@@ -123,46 +117,27 @@ mod with_tokio {
             }
             // Without timers tokio panics, and its message has the line to write. There is no way
             // to ask before.
-            let sleep = catch_unwind(|| Self(Box::pin(time::sleep_until(instant)))).ok();
+            let sleep = catch_unwind(|| Self(Box::pin(tokio::time::sleep_until(instant)))).ok();
             if sleep.is_none() {
                 WITHOUT_TIMERS.set(Some(runtime));
             }
             sleep
         }
-
-        pub(crate) fn set(&mut self, until: Instant) {
-            if self.0.deadline() != until {
-                self.0.as_mut().reset(until);
-            }
-        }
-
-        pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-            self.0.as_mut().poll(cx)
-        }
-    }
-}
-
-#[cfg(not(feature = "tokio"))]
-mod without_tokio {
-    use std::task::{Context, Poll};
-
-    use super::Instant;
-
-    pub(crate) fn in_this_runtime<T>(f: impl FnOnce(&T)) -> impl FnOnce(&T) {
-        f
+        #[cfg(not(feature = "tokio"))]
+        None
     }
 
-    pub(crate) struct Sleep;
-
-    impl Sleep {
-        pub(crate) fn until(_: Instant) -> Option<Self> {
-            None
+    pub(crate) fn set(&mut self, until: Instant) {
+        #[cfg(feature = "tokio")]
+        if self.0.deadline() != until {
+            self.0.as_mut().reset(until);
         }
+    }
 
-        pub(crate) fn set(&mut self, _: Instant) {}
-
-        pub(crate) fn poll(&mut self, _: &mut Context<'_>) -> Poll<()> {
-            Poll::Pending
-        }
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        #[cfg(feature = "tokio")]
+        return self.0.as_mut().poll(cx);
+        #[cfg(not(feature = "tokio"))]
+        Poll::Pending
     }
 }
