@@ -24,7 +24,7 @@ mod mistakes;
 mod observer;
 mod refused;
 
-pub(crate) use limit::{CostFn, PlanFn};
+pub(crate) use limit::PlanFn;
 pub use limit::{IntoLimit, Limit, NearLimit};
 pub use limiter::Limiter;
 pub(crate) use observer::{ChargedLine, observe};

@@ -181,16 +181,8 @@ pub(crate) enum Change {
     Key,
 }
 
-impl Change {
-    #[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(dead_code))]
-    fn name(self) -> &'static str {
-        match self {
-            Self::Quotas => "quotas",
-            Self::Shadow => "shadow",
-            Self::Key => "key",
-        }
-    }
-}
+#[cfg(any(feature = "tracing", feature = "metrics"))]
+const CHANGES: [&str; Change::Key as usize + 1] = ["quotas", "shadow", "key"];
 
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "metrics"), allow(dead_code))]

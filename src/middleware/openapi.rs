@@ -61,8 +61,8 @@ fn response(description: &str, headers: Value, content: Option<Value>) -> Value 
     response
 }
 
-/// Of a refusal and a failure with one status, what only one of them has is optional, and what both
-/// have may have either's value.
+/// Of a refusal and a failure with one status, what only the refusal has is optional, and the type is
+/// either's.
 fn either(refusal: &mut Value, failure: &Value) {
     let both = [&refusal["description"], &failure["description"]]
         .map(|of| of.as_str().unwrap_or_default());
@@ -73,17 +73,10 @@ fn either(refusal: &mut Value, failure: &Value) {
         }
     }
     for (media, body) in refusal["content"].as_object_mut().into_iter().flatten() {
-        let (schema, other) = (&mut body["schema"], &failure["content"][media]["schema"]);
-        if let Some(required) = schema["required"].as_array_mut() {
-            required.retain(|name| other["required"].as_array().is_some_and(|r| r.contains(name)));
-        }
-        for (name, property) in schema["properties"].as_object_mut().into_iter().flatten() {
-            let more = other["properties"][name]["enum"].as_array().cloned().unwrap_or_default();
-            if let Some(values) = property["enum"].as_array_mut() {
-                let more: Vec<_> =
-                    more.into_iter().filter(|value| !values.contains(value)).collect();
-                values.extend(more);
-            }
+        body["schema"]["required"] = failure["content"][media]["schema"]["required"].clone();
+        let kinds = body.pointer_mut("/schema/properties/type/enum").and_then(Value::as_array_mut);
+        if let Some(kinds) = kinds.filter(|kinds| kinds.len() < 2) {
+            kinds.push("about:blank".into());
         }
     }
 }

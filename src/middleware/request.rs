@@ -263,7 +263,6 @@ impl LimitedRequest {
         self.current.shared.options.refund_dropped.then(|| self.refundable())
     }
 
-    #[inline]
     pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
         let decision = match answer {
             Ok(decision) => decision,
@@ -326,7 +325,6 @@ impl LimitedRequest {
     }
 
     #[cold]
-    #[inline(never)]
     fn mark(&self, extensions: &mut Extensions) {
         #[cfg(feature = "tracing")]
         self.log_first();
@@ -505,7 +503,6 @@ impl LimitedRequest {
     }
 
     #[cold]
-    #[inline(never)]
     fn charge_aside(&self, parts: &Parts) {
         for (line, aside) in self.aside() {
             let (limiter, account, cost) = self.charged_line(line);
@@ -597,7 +594,6 @@ impl LimitedRequest {
     }
 
     /// As closures and handlers of the app see it.
-    #[inline]
     fn shown<'a>(&self, decision: &'a Decision) -> Cow<'a, Decision> {
         match self.is_shadow() {
             true => Cow::Owned(decision.clone().into_shadow()),
@@ -663,8 +659,9 @@ fn find_line(
     parts: &Parts,
     line: &mut RequestLine,
 ) -> Result<FoundLines, Reason> {
-    let shadow = settings.limiter.live().is_shadow();
-    if let Err(missing) = settings.key.extract(parts, &mut line.key) {
+    let live = settings.limiter.live();
+    let shadow = live.is_shadow();
+    if let Err(missing) = live.limit().key.extract(parts, &mut line.key) {
         missing.log_mistake();
         if !shadow {
             return Err(Reason::MissingKey(missing));
@@ -680,7 +677,7 @@ fn find_line(
             Some(&quotas) => line.quotas = Some(Box::new(quotas)),
         }
     }
-    line.cost = settings.cost.as_ref().map_or(1, |cost| cost(parts));
+    line.cost = live.limit().cost.as_ref().map_or(1, |cost| cost(parts));
     Ok(if shadow { FoundLines::Shadow } else { FoundLines::Enforced })
 }
 

@@ -14,8 +14,8 @@ use super::headers::PreparedHeaders;
 use super::layer::Options;
 use super::rejection::{ProblemJson, Reject};
 use super::request::LimitedRequest;
-use crate::key::{Key, KeyExtractor};
-use crate::limits::{CostFn, Limiter, Limits, PlanFn};
+use crate::key::Key;
+use crate::limits::{Limiter, Limits, PlanFn};
 use crate::observe;
 use crate::queue::Queue;
 use crate::quota::Quotas;
@@ -166,7 +166,6 @@ impl Current {
         self.settings.are_current() && self.others.iter().all(Settings::are_current)
     }
 
-    #[inline]
     pub(crate) fn is_current_now(&self) -> bool {
         self.settings.are_current_now() && self.others.iter().all(Settings::are_current_now)
     }
@@ -174,8 +173,6 @@ impl Current {
 
 pub(crate) struct Settings {
     pub(crate) limiter: Limiter,
-    pub(crate) key: Arc<dyn KeyExtractor>,
-    pub(crate) cost: Option<CostFn>,
     generation: u64,
     pub(crate) quotas: Quotas,
     pub(crate) plan: Option<PlanFn>,
@@ -188,8 +185,6 @@ impl Settings {
         limiter.end_changes();
         let (generation, quotas, plan) = live.in_force();
         Self {
-            key: Arc::clone(&live.limit().key),
-            cost: live.limit().cost.clone(),
             generation,
             headers: PreparedHeaders::new(options.headers, name, quotas.first().limit()),
             quotas,
@@ -204,7 +199,6 @@ impl Settings {
         self.limiter.live().is_of(self.generation)
     }
 
-    #[inline]
     pub(crate) fn are_current_now(&self) -> bool {
         self.limiter.end_changes();
         self.limiter.live().generation() == self.generation

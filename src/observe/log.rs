@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 #[cfg(feature = "tracing")]
-use super::LABELS;
+use super::{CHANGES, LABELS};
 use super::{Change, Event, Observed};
 
 macro_rules! log {
@@ -36,7 +36,6 @@ fn shows_errors() -> bool {
 }
 
 /// What a line of the log needs is worked out only if it is shown.
-#[inline]
 pub(crate) fn shows_refusals() -> bool {
     #[cfg(feature = "tracing")]
     return tracing::level_enabled!(tracing::Level::DEBUG);
@@ -115,7 +114,7 @@ impl Observed<'_> {
         tracing::info!(
             target: "tower_fixed_window",
             scope = self.name(),
-            of = of.name(),
+            of = CHANGES[of as usize],
             "a change has ended: what held before holds again"
         );
         let _ = of;
@@ -129,7 +128,7 @@ impl Observed<'_> {
             Event::Denied => "requests are refused with 503",
             _ => "requests are counted in this process",
         };
-        let scope = self.name();
+        let (scope, error) = (self.name(), format_args!("{error}"));
         match server {
             Some(server) => {
                 log!(
@@ -138,16 +137,10 @@ impl Observed<'_> {
                     scope = scope,
                     meanwhile = meanwhile,
                     server = server,
-                    error = format_args!("{error}")
+                    error = error
                 );
             }
-            None => log!(
-                warn,
-                WHAT,
-                scope = scope,
-                meanwhile = meanwhile,
-                error = format_args!("{error}")
-            ),
+            None => log!(warn, WHAT, scope = scope, meanwhile = meanwhile, error = error),
         }
     }
 
@@ -214,7 +207,8 @@ pub(crate) fn counts_loaded(file: &impl Display, bytes: u64, age_ms: i64) {
 pub(crate) fn counts_broken(reason: &impl Display, renamed_to: &impl Display) {
     const WHAT: &str = "the store starts empty, because its file can't be used";
 
-    log!(warn, WHAT, reason = format_args!("{reason}"), renamed_to = format_args!("{renamed_to}"));
+    let (reason, renamed_to) = (format_args!("{reason}"), format_args!("{renamed_to}"));
+    log!(warn, WHAT, reason = reason, renamed_to = renamed_to);
 }
 
 #[cfg(feature = "saved")]

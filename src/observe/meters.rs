@@ -14,7 +14,7 @@ use metrics::{counter, describe_counter};
 
 #[cfg(feature = "saved")]
 use super::Saves;
-use super::{Change, Event, LABELS, Timed};
+use super::{CHANGES, Change, Event, LABELS, Timed};
 #[cfg(feature = "saved")]
 use crate::sync::lock;
 
@@ -193,5 +193,5 @@ pub(super) fn change(scope: &str, of: Change, end: Option<i64>) {
 
     describe_gauge!(UNTIL, "When the last change of this kind ends by itself");
     let end = end.map_or(0.0, |end| end as f64 / 1_000.0);
-    gauge!(UNTIL, "scope" => scope.to_owned(), "of" => of.name()).set(end);
+    gauge!(UNTIL, "scope" => scope.to_owned(), "of" => CHANGES[of as usize]).set(end);
 }
