@@ -146,28 +146,6 @@ async fn equal_charges_of_more_tokens_than_microseconds_are_not_lost() {
     assert_eq!(charge(&key, 1).await.expect("it answers").used(), 2_000_001);
 }
 
-/// The first of the two fits into the number of a plain count, the second doesn't.
-#[tokio::test]
-async fn an_equal_charge_that_lacks_a_right_fails_alone() {
-    for right in ["-hset", "-hmget"] {
-        let Some(server) = Server::start() else { return };
-        server.ask::<String>(&["ACL", "SETUSER", "limiter", "on", ">secret", "~*", "+@all"]);
-        let url = format!("redis://limiter:secret@127.0.0.1:{}/", server.port);
-        let clock = ManualClock::at_ms(1_700_000_000_000);
-        let store = store(RedisStore::from(connect(&url).await)).clock(clock);
-        let _ = at_once(charges(&store, 0..9)).await;
-        let (scope, quotas) = (Scope::named("together"), Quota::per_second(2_000_000).into());
-        let charge =
-            |key: &Key| store.charge(Charge::new(Account::new(&scope, &quotas, key), 400_000));
-        let [hot, other] = ["hot", "other"].map(Key::from);
-        assert_eq!(charge(&hot).await.expect("it answers").used(), 400_000);
-        server.ask::<String>(&["ACL", "SETUSER", "limiter", right]);
-        let answers = at_once([&other, &hot, &hot].map(charge)).await;
-        let used = answers.into_iter().skip(1).map(|answer| answer.ok().map(|one| one.used()));
-        assert_eq!(used.collect::<Vec<_>>(), [Some(800_000), None], "{right}");
-    }
-}
-
 /// Others that ask for the key in a group come between.
 #[tokio::test]
 async fn equal_charges_around_a_group_keep_their_order() {

@@ -105,10 +105,6 @@ local function decide_group(before)
   end
 end
 
-local function to_error(why)
-  return { err = type(why) == 'table' and why.err or why }
-end
-
 -- All at once if there is room, and otherwise one after the other.
 local function decide_equal(place, kind, times)
   local args, start, cost = kind[1], kind[2], kind[6]
@@ -121,9 +117,7 @@ local function decide_equal(place, kind, times)
   end
   local each = {}
   for i = 1, times do
-    -- One may need a right that those before did without.
-    local well, answer = pcall(decide, place, args, start, kind[3], kind[4], kind[5])
-    each[i] = well and answer or to_error(answer)
+    each[i] = decide(place, args, start, kind[3], kind[4], kind[5])
   end
   return each
 end
@@ -154,7 +148,7 @@ repeat
   local well, why = pcall(go_on)
   if not well then
     for i = done + 1 - math.max(size, 1), done do
-      answers[i + 1] = to_error(why)
+      answers[i + 1] = { err = type(why) == 'table' and why.err or why }
     end
     size = 0
   end
