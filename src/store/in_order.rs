@@ -62,7 +62,15 @@ impl SequentialCharge {
     async fn run(mut self) -> Result<Decision, StoreError> {
         let (mut failure, lines) = (None, self.charge.as_charge().len());
         while self.passed.len() < lines {
-            match self.charge_next().await {
+            let answer = self.charge_next().await;
+            // The log counts requests, and another line of this one was answered without the store.
+            if answer.as_ref().map_or_else(StoreError::allows, Decision::is_local)
+                && self.passed.iter().any(|passed| passed.as_ref().is_none_or(Decision::is_local))
+                && let Some(remote) = self.store.remote()
+            {
+                remote.caller.count_no_answer_without();
+            }
+            match answer {
                 Ok(decision) if decision.allowed() => self.passed.push(Some(decision)),
                 Ok(refusal) => return Ok(self.refuse(refusal).await),
                 Err(error) if error.allows() => {

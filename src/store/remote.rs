@@ -352,7 +352,7 @@ impl Caller {
         if !charge.is_peek() {
             let scopes = charge.lines().map(|(account, _)| account.scope());
             scopes.for_each(|scope| scope.observe().event(self.policy(), 1));
-            self.outage.count_answer_without();
+            self.outage.count_answers_without(1);
         }
         match self.on_failure {
             OnStoreFailure::Local if self.nodes.get() > 1 => {
@@ -362,6 +362,11 @@ impl Caller {
             OnStoreFailure::Local => self.node.fallback.charge(charge).map(Decision::into_local),
             policy => Reply::from(Err(error.under(policy))),
         }
+    }
+
+    /// Takes a count of [`stand_in`](Self::stand_in) back.
+    pub(super) fn count_no_answer_without(&self) {
+        self.outage.count_answers_without(-1);
     }
 
     async fn call_store<T>(

@@ -573,6 +573,28 @@ async fn the_start_and_the_end_of_an_outage_are_logged() {
     }
 }
 
+/// Its limits are charged one after the other.
+#[tokio::test(start_paused = true)]
+async fn a_request_of_several_limits_is_counted_once_while_the_store_fails() {
+    for policy in [OnStoreFailure::Local, OnStoreFailure::Allow, OnStoreFailure::Deny] {
+        let (log, names) = (Log::start(), ["one", "two", "three"]);
+        let store = TestStore::new(Mood::Later);
+        let limits = names.map(|name| Quota::new(1_000, Quota::MAX_WINDOW).name(name));
+        let limits = Limits::new(limits).store(store.clone().on_failure(policy));
+        let ask = || limits.check(names.map(|name| Line::new(name, "ann", 1)));
+        store.set(Mood::FailsNow);
+        for _ in 0..7 {
+            let _ = ask().await;
+        }
+        store.set(Mood::Later);
+        for _ in 0..3 {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert!(ask().await.is_ok_and(|decision| !decision.is_local()));
+        }
+        assert!(log.warnings().contains(" requests=7 "), "{}", log.warnings());
+    }
+}
+
 #[tokio::test]
 async fn on_decision_sees_each_decision_once_with_its_request() {
     for mood in ANSWERS {

@@ -71,9 +71,9 @@ impl Outage {
         Some(back)
     }
 
-    pub(super) fn count_answer_without(&self) {
+    pub(super) fn count_answers_without(&self, answers: i64) {
         if let Some(failing) = &mut *sync::lock(&self.state) {
-            failing.answered_without += 1;
+            failing.answered_without = failing.answered_without.saturating_add_signed(answers);
         }
     }
 }
