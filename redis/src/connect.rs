@@ -92,9 +92,14 @@ impl AsyncDNSResolver for Nth {
         Box::pin(async move {
             let all: Vec<_> = lookup_host((host, port)).await?.collect();
             let none = (ErrorKind::InvalidClientConfig, "No address found for host");
-            let one = *all.get(self.0 % all.len().max(1)).ok_or(none)?;
-            Ok(Box::new(iter::once(one)) as _)
+            Ok(Box::new(iter::once(self.of(&all).ok_or(none)?)) as _)
         })
+    }
+}
+
+impl Nth {
+    fn of(&self, all: &[SocketAddr]) -> Option<SocketAddr> {
+        all.get(self.0 % all.len().max(1)).copied()
     }
 }
 
@@ -187,3 +192,7 @@ pub(crate) fn describe_tls_refusal(error: &io::Error) -> Option<&'static str> {
         _ => "its certificate is not valid",
     })
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/connect.rs"]
+mod tests;
