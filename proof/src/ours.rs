@@ -221,6 +221,10 @@ impl tower_fixed_window::store::Store for InOrder {
         self.0.reset(scope, key)
     }
 
+    fn charges_together(&self) -> bool {
+        false
+    }
+
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
         self.0.fault_domain(scope, key)
     }

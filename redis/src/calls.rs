@@ -18,10 +18,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::connect::NEVER;
-use super::link::{Link, Origin};
+use super::link::{Links, Origin, Servers};
 use super::script::{Answer, Commands, instant};
 use crate::sync::{self, AtEnd};
 use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
@@ -50,15 +51,19 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    pub(super) fn new(origin: Origin) -> Self {
+    pub(super) fn new(servers: Servers) -> Self {
         Self {
-            runtimes: Runtimes::new(origin),
+            runtimes: Runtimes::new(servers),
             one_by_one: false,
             commands: Commands::new(""),
             deadline: DEADLINE,
             database: None,
             clock: None,
         }
+    }
+
+    fn look<T>(&self, scope: &Scope, key: &Key, at: impl FnOnce(&Origin) -> T) -> T {
+        self.runtimes.servers.look(|| self.commands.key(scope, key), at)
     }
 
     fn now(&self) -> Option<i64> {
@@ -131,19 +136,11 @@ impl Store for Calls {
     }
 
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
-        let Runtimes { origin, gathers } = &*self.runtimes;
-        if !origin.sharded {
-            return 0;
-        }
-        let (gathers, key) = (sync::lock(gathers), self.commands.key(scope, key));
-        let here = Handle::try_current().ok().and_then(|runtime| gathers.get(&runtime.id()));
-        let gather = here.or_else(|| gathers.values().next());
-        gather.map_or(0, |gather| gather.link.for_key(key.as_bytes()).fault_domain())
+        self.look(scope, key, |server| server.number)
     }
 
     fn is_cut_off(&self, scope: &Scope, key: &Key) -> bool {
-        let origin = &self.runtimes.origin;
-        origin.is_cut_off() && origin.is_node_cut_off(self.fault_domain(scope, key))
+        self.look(scope, key, Origin::is_cut_off)
     }
 
     fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
@@ -155,21 +152,24 @@ impl Store for Calls {
     }
 
     fn server(&self, scope: &Scope, key: &Key) -> Option<Arc<str>> {
-        self.runtimes.origin.servers.of(self.fault_domain(scope, key))
+        self.look(scope, key, |server| server.name.get())
     }
 }
 
 /// Each has a connection and calls in flight of its own, so that its end does not affect the
 /// others.
 struct Runtimes {
-    origin: Arc<Origin>,
-    gathers: Mutex<HashMap<Id, Arc<Gather>>>,
+    servers: Arc<Servers>,
+    gathers: Mutex<HashMap<Id, OfRuntime>>,
 }
+
+/// The task that waits for the runtime's end is done when the sender is dropped.
+type OfRuntime = (Arc<Gather>, oneshot::Sender<()>);
 
 impl Runtimes {
     /// Connects at once if called in a runtime.
-    fn new(origin: Origin) -> Arc<Self> {
-        let this = Arc::new(Self { origin: Arc::new(origin), gathers: Mutex::default() });
+    fn new(servers: Servers) -> Arc<Self> {
+        let this = Arc::new(Self { servers: Arc::new(servers), gathers: Mutex::default() });
         let _ = this.current_gather();
         this
     }
@@ -178,22 +178,23 @@ impl Runtimes {
         let outside = |_| StoreError::new("Redis is called outside of a tokio runtime").unsent();
         let runtime = Handle::try_current().map_err(outside)?;
         let (mut gathers, id) = (sync::lock(&self.gathers), runtime.id());
-        if let Some(gather) = gathers.get(&id) {
+        if let Some((gather, _)) = gathers.get(&id) {
             return Ok(Arc::clone(gather));
         }
-        let gather = Arc::new(Gather::new(Link::new(&self.origin), runtime.clone()));
-        gathers.insert(id, Arc::clone(&gather));
+        let gather = Arc::new(Gather::new(Links::new(&self.servers), runtime.clone()));
+        let (until, end) = oneshot::channel::<()>();
+        gathers.insert(id, (Arc::clone(&gather), until));
         drop(gathers);
         let of = Arc::downgrade(self);
         let leave = AtEnd(move || {
             if let Some(of) = of.upgrade() {
-                sync::lock(&of.gathers).remove(&id);
+                let left = sync::lock(&of.gathers).remove(&id);
+                drop(left);
             }
         });
-        let end = gather.link.wait_for_end();
         // The task is also dropped when its runtime ends.
         runtime.spawn(async move {
-            end.await;
+            let _ = end.await;
             drop(leave);
         });
         Ok(gather)

@@ -18,7 +18,6 @@ use rustls::crypto::{CryptoProvider, ring};
 #[cfg(feature = "tls")]
 use rustls::{CertificateError, Error};
 use tokio::net::{TcpStream, lookup_host};
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -129,6 +128,25 @@ pub(crate) fn host_and_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
+pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    Some((host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?))
+}
+
+/// The same client, for another server.
+pub(crate) fn at_address(client: &Client, address: &str) -> RedisResult<Client> {
+    let invalid = || RedisError::from((ErrorKind::InvalidClientConfig, "no address of a node"));
+    let (host, port) = split_address(address).ok_or_else(invalid)?;
+    let (host, info) = (host.to_owned(), client.get_connection_info().clone());
+    let addr = match info.addr().clone() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure, tls_params }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    Client::open(info.set_addr(addr))
+}
+
 /// Connections probe their peer and send at once. They don't say the library's name, unless the app
 /// has chosen one: proxies that don't know the command hang up.
 pub(crate) fn with_keepalive(client: &Client) -> RedisResult<Client> {
@@ -146,7 +164,6 @@ pub(crate) fn with_keepalive(client: &Client) -> RedisResult<Client> {
 
 /// All begin at once, as some may be silent. If none succeeds, returns the last error, or `none` if
 /// there are none.
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
 pub(crate) async fn first_success<T: Send + 'static>(
     asked: impl IntoIterator<Item = impl Future<Output = RedisResult<T>> + Send + 'static>,
     none: RedisError,

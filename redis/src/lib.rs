@@ -8,8 +8,6 @@
 #![warn(clippy::print_stdout)]
 
 mod calls;
-#[cfg(feature = "cluster")]
-mod cluster;
 mod connect;
 mod link;
 mod observe;

@@ -1,100 +1,84 @@
-//! A store's connection, which is tested before it is used: [`Link`].
+//! A connection to a server, which is tested before it is used: [`Link`].
 //!
-//! The client library has a connection manager for a single server, but none for Sentinel, none
-//! that leaves a server that fell silent or became a replica, and none that notices a connection
-//! that the network dropped. A link does this for all kinds of servers.
+//! The client library multiplexes the calls of a connection, and for more than that has a manager
+//! that reconnects to one address. A link does what the library does not:
+//!
+//! - *A check of idle connections.* One that was silent for a second, or owes an answer, is asked
+//!   `PING` before a charge is sent over it, and races another one if it does not answer soon:
+//!   `TcpSettings::set_user_timeout` notices lost packets, but neither a firewall that forgot the
+//!   connection before anything was sent, nor a server that stands still.
+//! - *No decision lost that was not in flight.* What was certainly not sent goes over the next
+//!   connection. The library's error is the same whether a call was sent or not, so a connection
+//!   that rests is touched first.
+//! - *One health for a connection*, by all calls over it: the first silence, loss or refusal of a
+//!   replica is known to all, and one task makes the next connection.
+//! - *Another server.* Where a name has several addresses, Sentinels name another master, or a
+//!   connection leads to a replica, the next connection goes elsewhere.
+//! - *Nodes of a cluster that fail apart* ([`Links`]). The library has one driver for all nodes,
+//!   which stops while it connects to a silent one, and it follows redirections only together with
+//!   repeats of calls whose outcome is unknown.
 //!
 //! Each runtime has its own link, as another one may end or stand still. Without calls, no task is
 //! at work. A call that finds the connection idle or lost starts one, and all calls wait for it:
 //!
 //! ```text
-//! call ──> is the shard well? ── yes ──────────────────────────> send ──> note the outcome
-//!             │ idle, or an answer is overdue: check                          │
-//!             │ lost: renew                                                   │
+//! call ──> is it well? ── yes ──────────────────────────> send ──> note the outcome
+//!             │ idle, or an answer is overdue: check                     │
+//!             │ lost: renew                                              │
 //!             └──> wait, until a task has an answer or patience ends <── silent, closed, replica
 //! ```
 //!
-//! Another connection is made ([`Upkeep::renew`](upkeep::Upkeep::renew)):
+//! Attempts at another connection go on until one is good, the old connection answers after all, or
+//! no call has asked for a second. While attempts hang, the pauses between them grow.
 //!
-//! - when the store is used first in a runtime, and when a call finds its shard lost and no task at
-//!   work;
-//! - when a call ended by an I/O error, a replica's refusal or another error that the connection
-//!   does not outlive, or had no answer while nothing else was answered since it was sent;
-//! - when an idle connection does not answer a check, or a cluster's slots have moved.
-//!
-//! Attempts go on until one is good, the old connection answers after all, or no call has asked for
-//! a second. While attempts hang, the pauses between them grow.
-//!
+//! - `Links`: the link of a store, or one for each node of a cluster. `Servers`: the same, common to
+//!   all runtimes.
 //! - `Link`: gives calls a connection, and notes how each call ended. `Connection`: what one call
 //!   sends over (both here).
 //! - `Upkeep`: the connection of a link, its `Status`, and the tasks that check it and make others.
-//! - `Shards`: the parts of a cluster, each with its `Health`. Any other store is a single shard.
+//! - `Health`: what calls over one connection have told of it.
 //! - `Origin`: where connections come from, common to all runtimes. `Handle`: a connection of the
-//!   client library, of any kind. `Servers`: their names, for the log.
+//!   client library, of any kind.
 
-use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, cmd, pipe};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connect::{NEVER, silence};
 
+mod health;
+mod nodes;
 mod origin;
-mod shards;
 mod upkeep;
 
-use origin::needs_replacement;
-#[cfg(feature = "cluster")]
-pub(super) use origin::{Connected, Servers};
-pub(super) use origin::{Handle, Origin, is_from_replica};
-use shards::Health;
-#[cfg(feature = "cluster")]
-pub(super) use shards::{Answering, Ranges, Shards, Slots, owner_of};
-use upkeep::{PAUSE, Status, Upkeep, probe_for};
+use health::Health;
+pub(super) use nodes::{Links, Servers};
+use origin::{Handle, needs_replacement};
+pub(super) use origin::{Name, Origin, is_from_replica};
+use upkeep::{PAUSE, Status, Upkeep};
 
 /// Without answers for this long, a connection is tested before it is used.
 const IDLE: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
-pub(super) struct Link {
-    upkeep: Arc<Upkeep>,
-    /// In a cluster, a key of the shard to call.
-    key: Option<Arc<[u8]>>,
-}
+struct Link(Arc<Upkeep>);
 
 impl Link {
     /// Begins to connect, in the current runtime.
-    pub(super) fn new(origin: &Arc<Origin>) -> Self {
+    fn new(origin: &Arc<Origin>) -> Self {
         let upkeep = Arc::new(Upkeep::new(origin));
         upkeep.renew();
-        Self { upkeep, key: None }
-    }
-
-    pub(super) fn wait_for_end(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut changes = self.upkeep.status.subscribe();
-        async move { while changes.changed().await.is_ok() {} }
-    }
-
-    pub(super) fn for_key(&self, key: &[u8]) -> Self {
-        Self {
-            upkeep: Arc::clone(&self.upkeep),
-            key: self.upkeep.origin.sharded.then(|| key.into()),
-        }
-    }
-
-    /// A hash of the server's address.
-    pub(super) fn fault_domain(&self) -> u64 {
-        self.upkeep.status.borrow().shards.shard_of(self.key.as_deref()).node
+        Self(upkeep)
     }
 
     /// Returns a connection that is known to be alive. If it was lost, waits for one until
     /// `patience` after the loss; later, fails at once, while a task connects.
-    pub(super) async fn get_connection(&self, patience: Duration) -> RedisResult<Connection> {
+    async fn get_connection(&self, patience: Duration) -> RedisResult<Connection> {
         let patience = patience.min(NEVER).as_millis() as u64;
         let mut changes = None::<watch::Receiver<Status>>;
         loop {
@@ -104,17 +88,18 @@ impl Link {
                     let _ = timeout_at(until, changes.changed()).await;
                 }
                 // Look once more with the subscription, so that no change is missed.
-                (Err(_), none) => *none = Some(self.upkeep.status.subscribe()),
+                (Err(_), none) => *none = Some(self.0.status.subscribe()),
             }
         }
     }
 
     /// Or until when to wait for a change.
     fn try_get(&self, patience: u64) -> RedisResult<Result<Connection, Instant>> {
-        let (upkeep, origin) = (&self.upkeep, &self.upkeep.origin);
+        let Self(upkeep) = self;
+        let origin = &upkeep.origin;
         let now = origin.now();
         let status = upkeep.status.borrow();
-        let health = Arc::clone(status.shards.shard_of(self.key.as_deref()));
+        let health = Arc::clone(&status.health);
         // An answer is overdue, and perhaps no caller waited for it.
         let silent = health.answer_due().is_some_and(|until| until <= now);
         if let Some(connection) = status.connection.as_ref().filter(|_| health.is_well()) {
@@ -127,10 +112,11 @@ impl Link {
                     health,
                     after_replica: status.after_replica && status.made_at.elapsed() < IDLE,
                     at: now,
+                    asks: false,
                     unsent: false,
                 }));
             }
-            let (check, ends_at) = upkeep.check(self.key.clone(), &status, None);
+            let (check, ends_at) = upkeep.check(&status, None);
             drop(status);
             if health.mark_suspect(now, ends_at) {
                 tokio::spawn(check);
@@ -138,8 +124,6 @@ impl Link {
             return Ok(Err(origin.instant(now) + PAUSE));
         }
         upkeep.asked_at.store(now, Relaxed);
-        // If a probe is needed, it reads a key that is really used.
-        health.set_probe_key(self.key.as_ref());
         let check_ends = health.check_ends.load(Relaxed);
         if now < check_ends {
             return Ok(Err(origin.instant(check_ends)));
@@ -157,62 +141,37 @@ impl Link {
             return Ok(Err(origin.instant(until)));
         }
         if failed || now >= health.lost_since().saturating_add(upkeep.pace()) {
-            origin.cut_off(health.node, health.lost_since());
+            origin.cut_off(health.lost_since());
         }
         Err(status.error.clone().unwrap_or_else(silence))
     }
 
-    /// `sent`: when the call was sent that has failed.
-    fn start_check(&self, health: &Health, sent: u64) {
-        let status = self.upkeep.status.borrow();
-        let (check, ends_at) = self.upkeep.check(self.key.clone(), &status, Some(sent));
-        health.check_ends.store(ends_at, Relaxed);
-        tokio::spawn(check);
-    }
-
     /// Calls wait for another connection until their patience, counted from `since`, has ended.
-    /// Returns `false` if the shard was lost already, or the connection replaced.
+    /// Returns `false` if it was lost already, or replaced.
     fn mark_lost(&self, made: u64, health: &Health, since: u64) -> bool {
-        if self.upkeep.status.borrow().made != made {
-            return false;
-        }
-        health.set_probe_key(self.key.as_ref());
-        let first = health.mark_lost_once(since);
+        let first = self.0.status.borrow().made == made && health.mark_lost_once(since);
         if first {
-            self.upkeep.renew();
+            self.0.renew();
         }
         first
     }
 
-    /// Slots may have moved since the call.
-    fn current_health(&self, made: u64, health: &Arc<Health>) -> Arc<Health> {
-        let status = self.upkeep.status.borrow();
-        let is_current = self.upkeep.origin.sharded && status.made == made;
-        let current = if is_current { status.shards.shard_of(self.key.as_deref()) } else { health };
-        Arc::clone(current)
-    }
-
     /// A call that was sent at `at` has no answer. One whose callers waited for less than it takes
     /// to judge a connection says nothing about it.
-    fn report_silence(&self, made: u64, health: &Arc<Health>, at: u64) {
-        let Upkeep { origin, .. } = &*self.upkeep;
-        let (now, health) = (origin.now(), &self.current_health(made, health));
-        if now < at.saturating_add(self.upkeep.pace()) {
-            return;
-        }
-        if health.answered_at.load(Relaxed) <= at {
-            // No call was answered since this one was sent: more than this one is late.
+    fn report_silence(&self, made: u64, health: &Health, at: u64) {
+        let is_judged = self.0.origin.now() >= at.saturating_add(self.0.pace());
+        // No call was answered since this one was sent: more than this one is late.
+        if is_judged && health.answered_at.load(Relaxed) <= at {
             self.mark_silent(made, health, at);
-        } else if origin.sharded && health.check_ends.load(Relaxed) <= now {
-            // Another shard may have answered since, if slots have moved.
-            self.start_check(health, at);
         }
     }
 
-    /// Tests the shard: it may answer again.
+    /// Tests the connection: it may answer again.
     fn mark_silent(&self, made: u64, health: &Health, since: u64) {
         if self.mark_lost(made, health, since) {
-            self.start_check(health, since);
+            let (check, ends_at) = self.0.check(&self.0.status.borrow(), Some(since));
+            health.check_ends.store(ends_at, Relaxed);
+            tokio::spawn(check);
         }
     }
 }
@@ -225,22 +184,33 @@ pub(super) struct Connection {
     /// The connection before led to a replica: if this one does, the next one may, too.
     after_replica: bool,
     at: u64,
+    /// The key is on its way to this node of a cluster.
+    asks: bool,
     unsent: bool,
 }
 
 impl Connection {
-    pub(super) async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
-        let (upkeep, health) = (&*self.link.upkeep, &*self.health);
+    pub(super) async fn send(&mut self, call: &Cmd) -> RedisResult<Value> {
+        let Link(upkeep) = &self.link;
+        let health = &*self.health;
         if health.rests_since(upkeep.origin.now()) {
             // Its answer is not awaited. A connection that does not take it has ended.
-            let mut probe = probe_for(self.link.key.as_deref());
+            let mut probe = cmd("PING");
             let taken = self.connection.req_packed_command(probe.set_no_response(true)).await;
             self.unsent = taken.is_err();
             taken?;
         }
         let start = Instant::now();
         health.note_sent(upkeep.origin.now() + upkeep.pace());
-        let mut answer = self.connection.req_packed_command(cmd);
+        // In one piece: `ASKING` is of the next command, whichever that is.
+        let asking = self.asks.then(|| pipe().cmd("ASKING").add_command(call.clone()).clone());
+        let mut answer = match &asking {
+            None => self.connection.req_packed_command(call),
+            Some(calls) => {
+                let answers = self.connection.req_packed_commands(calls, 1, 1);
+                Box::pin(async { Ok(answers.await?.pop().unwrap_or(Value::Nil)) })
+            }
+        };
         let answer = match timeout(Duration::from_millis(upkeep.pace()), &mut answer).await {
             Ok(answer) => answer,
             Err(_) => {
@@ -260,9 +230,9 @@ impl Connection {
 
     /// `None` if no answer came.
     pub(super) fn report_outcome<T>(&self, outcome: Option<Result<&T, &RedisError>>) {
-        let &Self { ref link, made, at, .. } = self;
-        let upkeep = &link.upkeep;
-        let (now, health) = (upkeep.origin.now(), &link.current_health(made, &self.health));
+        let &Self { ref link, made, ref health, at, .. } = self;
+        let Link(upkeep) = link;
+        let now = upkeep.origin.now();
         match outcome {
             // A closed connection can be replaced at once.
             Some(Err(error)) if error.is_io_error() => link.mark_silent(made, health, now),
@@ -281,15 +251,6 @@ impl Connection {
         }
     }
 
-    /// The shard fails. Slots may have left it: a redirection that was followed is not noted.
-    pub(super) fn check_slots(&self) {
-        let origin = &self.link.upkeep.origin;
-        let health = self.link.current_health(self.made, &self.health);
-        if origin.sharded && health.check_ends.load(Relaxed) <= origin.now() {
-            self.link.start_check(&health, self.at);
-        }
-    }
-
     pub(super) fn keeps_scripts(&self) -> bool {
         self.health.keeps_scripts()
     }
@@ -298,7 +259,7 @@ impl Connection {
     pub(super) fn note_script(&self, is_missing: Option<bool>) {
         match is_missing {
             Some(is_missing) => self.health.note_script(self.at, is_missing),
-            None => self.health.note_script_sent(self.link.upkeep.origin.now()),
+            None => self.health.note_script_sent(self.link.0.origin.now()),
         }
     }
 
@@ -314,7 +275,7 @@ impl Connection {
 
     pub(super) fn replace(self) {
         let Self { link, made, health, unsent, .. } = self;
-        let now = link.upkeep.origin.now();
+        let now = link.0.origin.now();
         if unsent {
             link.mark_silent(made, &health, now);
         } else {

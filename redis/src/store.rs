@@ -7,8 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
-#[cfg(feature = "cluster")]
-use redis::cluster_async::{ClusterConnection, Connect};
 use redis::{Client, IntoConnectionInfo, RedisResult};
 
 #[cfg(feature = "testing")]
@@ -19,12 +17,10 @@ use tower_fixed_window::{
 };
 
 use crate::calls::{Calls, address_error};
-#[cfg(feature = "cluster")]
-use crate::cluster;
 #[cfg(feature = "sentinel")]
 use crate::connect::first_success;
-use crate::connect::{install_tls_provider, open, ping, server_name, with_keepalive};
-use crate::link::Origin;
+use crate::connect::{at_address, install_tls_provider, open, ping, server_name, with_keepalive};
+use crate::link::{Name, Origin, Servers};
 use crate::observe::Meters;
 use crate::script::Commands;
 
@@ -106,21 +102,9 @@ impl RedisStore {
     /// Creates a store for the server of a [`Client`], such as one with certificates of your own
     /// (`Client::build_with_tls`).
     pub fn client(client: Client) -> Self {
-        let name = server_name(&client);
         let number = client.get_connection_info().redis_settings().db();
-        let database = name.as_ref().map(|name| format!("{name}/{number}").into());
-        let client = with_keepalive(&client);
-        let attempts = Arc::new(AtomicUsize::new(0));
-        let origin = Origin::connecting(move |_| {
-            let (client, attempts) = (client.clone(), Arc::clone(&attempts));
-            async move {
-                let connection = open(&client?, attempts.fetch_add(1, Relaxed)).await?;
-                attempts.store(0, Relaxed);
-                Ok(connection)
-            }
-        });
-        origin.servers.set_only(name);
-        let mut calls = Calls::new(origin);
+        let database = server_name(&client).map(|name| format!("{name}/{number}").into());
+        let mut calls = Calls::new(Servers::one(origin_of(Ok(client))));
         calls.database = database;
         Self::from_calls(calls)
     }
@@ -150,21 +134,29 @@ impl RedisStore {
         }))
     }
 
-    /// Creates a store for a cluster, by a builder for a client of its nodes:
-    /// [`ClusterClient::builder`](redis::cluster::ClusterClient::builder). The store follows
-    /// redirections itself, and the client does not repeat a call, whatever the builder says.
+    /// Creates a store for a cluster, by addresses of some of its nodes. It finds the others, to
+    /// which it connects as to the first one: with its user, its password and its certificates. For
+    /// certificates of your own, give it the `get_connection_info` of clients.
+    ///
+    /// ```
+    /// # use tower_fixed_window_redis::RedisStore;
+    /// let nodes = ["redis://10.0.0.1/", "redis://10.0.0.2/"];
+    /// let store = RedisStore::cluster(nodes)?;
+    /// # let _ = store; Ok::<(), tower_fixed_window::StoreError>(())
+    /// ```
     ///
     /// # Errors
-    /// If an address is not valid. Servers that do not answer are not an error.
-    #[cfg(feature = "cluster")]
-    pub fn cluster(nodes: redis::cluster::ClusterClientBuilder) -> Result<Self, StoreError> {
-        let wrong =
-            |error| address_error("no address of a cluster: write redis://host:6379/", error);
-        let client = nodes.retries(0).build().map_err(wrong)?;
-        Ok(Self::from_cluster(move |connecting, answering| {
-            install_tls_provider();
-            cluster::open(client.clone(), connecting, answering)
-        }))
+    /// If an address is not valid, or there is none. Servers that do not answer are not an error.
+    pub fn cluster(
+        nodes: impl IntoIterator<Item = impl IntoConnectionInfo>,
+    ) -> Result<Self, StoreError> {
+        const WRONG: &str = "no address of a cluster: write redis://host:6379/";
+        let nodes = nodes.into_iter().map(Client::open).collect::<RedisResult<Vec<_>>>();
+        let nodes = nodes.map_err(|error| address_error(WRONG, error))?;
+        let seeds: Vec<_> = nodes.iter().filter_map(server_name).collect();
+        let first = nodes.into_iter().next().ok_or_else(|| StoreError::new(WRONG))?;
+        let connect = move |address: &str| origin_of(at_address(&first, address));
+        Ok(Self::from_calls(Calls::new(Servers::cluster(seeds, connect))).one_by_one())
     }
 
     /// Creates a store for the master that Sentinels name. It asks all of them concurrently, each
@@ -200,13 +192,13 @@ impl RedisStore {
                 address_error("not a URL of a Sentinel: write redis://host:26379/", error)
             })?;
         }
-        Ok(Self::from_origin(Origin::connecting(move |servers| {
+        Ok(Self::from_origin(Origin::connecting(move |name: Name| {
             install_tls_provider();
             let masters = sentinels.iter().map(|sentinel| {
-                let (client, servers) = (client(sentinel.clone()), Arc::clone(&servers));
+                let (client, name) = (client(sentinel.clone()), name.clone());
                 async move {
                     let master = with_keepalive(&client?.async_get_client().await?)?;
-                    servers.set_only(server_name(&master));
+                    name.set(server_name(&master));
                     open(&master, 0).await
                 }
             });
@@ -214,16 +206,20 @@ impl RedisStore {
         })))
     }
 
-    /// `open` has how long to wait for a connection, if not as long as the app has set, and for
-    /// each answer.
+    /// `open` connects to a node.
     #[cfg(tfw_sim)]
-    pub fn cluster_opened_by<F, R, C>(open: F) -> Self
+    pub fn cluster_opened_by<F, R, C>(seeds: Vec<String>, open: F) -> Self
     where
-        F: Fn(Option<Duration>, Duration) -> R + Send + Sync + 'static,
-        R: Future<Output = RedisResult<ClusterConnection<C>>> + Send + 'static,
-        C: ConnectionLike + Connect + Clone + Send + Sync + Unpin + 'static,
+        F: Fn(String) -> R + Send + Sync + 'static,
+        R: Future<Output = RedisResult<C>> + Send + 'static,
+        C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::from_cluster(open)
+        let open = Arc::new(open);
+        let connect = move |address: &str| {
+            let (open, address) = (Arc::clone(&open), address.to_owned());
+            Origin::connecting(move |_| open(address.clone()))
+        };
+        Self::from_calls(Calls::new(Servers::cluster(seeds, connect))).one_by_one()
     }
 
     /// `open` asks the Sentinel of a number, and connects to its master.
@@ -239,20 +235,8 @@ impl RedisStore {
         })
     }
 
-    #[cfg(feature = "cluster")]
-    fn from_cluster<F, R, C>(open: F) -> Self
-    where
-        F: Fn(Option<Duration>, Duration) -> R + Send + Sync + 'static,
-        R: Future<Output = RedisResult<ClusterConnection<C>>> + Send + 'static,
-        C: ConnectionLike + Connect + Clone + Send + Sync + Unpin + 'static,
-    {
-        let open = Arc::new(open);
-        let connect = move |servers| cluster::connect(Arc::clone(&open), servers);
-        Self::from_origin(Origin::sharded(connect)).one_by_one()
-    }
-
     fn from_origin(origin: Origin) -> Self {
-        Self::from_calls(Calls::new(origin))
+        Self::from_calls(Calls::new(Servers::one(origin)))
     }
 
     fn from_calls(calls: Calls) -> Self {
@@ -352,6 +336,23 @@ impl RedisStore {
         // Remembered refusals would follow the server's clock.
         this.remember_refusals(Duration::ZERO).on_failure(OnStoreFailure::Deny)
     }
+}
+
+/// Each attempt takes the next address of a name.
+fn origin_of(client: RedisResult<Client>) -> Origin {
+    let name = client.as_ref().ok().and_then(server_name);
+    let client = client.and_then(|client| with_keepalive(&client));
+    let attempts = Arc::new(AtomicUsize::new(0));
+    let origin = Origin::connecting(move |_| {
+        let (client, attempts) = (client.clone(), Arc::clone(&attempts));
+        async move {
+            let connection = open(&client?, attempts.fetch_add(1, Relaxed)).await?;
+            attempts.store(0, Relaxed);
+            Ok(connection)
+        }
+    });
+    origin.name.set(name);
+    origin
 }
 
 impl Store for RedisStore {

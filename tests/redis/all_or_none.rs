@@ -256,7 +256,7 @@ async fn limits_of_equal_quotas_are_charged_together() {
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_on_a_cluster_are_charged_in_order() {
     let Some(nodes) = cluster() else { return };
-    let known = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
+    let known = RedisStore::cluster(urls(&nodes)).expect("addresses");
     let connection = ClusterClient::new(urls(&nodes)).expect("addresses");
     let connection = connection.get_async_connection().await.expect("it connects");
     for (name, store) in [("known", known), ("found out", RedisStore::from(connection))] {

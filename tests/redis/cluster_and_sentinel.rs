@@ -78,7 +78,7 @@ async fn an_existing_cluster_connection_is_recognized() {
 async fn the_store_recovers_from_a_killed_cluster_node() {
     let _alone = ALONE.lock().await;
     let Some(mut nodes) = cluster() else { return };
-    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
+    let store = RedisStore::cluster(urls(&nodes)).expect("addresses");
     // Keys on every node.
     let load = Load::start(&[limiter(store, 1_000_000)], 12, 12);
     load.answered_by(By::Redis, Instant::now()).await;

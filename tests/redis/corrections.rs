@@ -1,6 +1,5 @@
 //! Corrections and charges whose outcome is unknown: they are not sent again, by nobody (S32).
 
-use std::collections::HashMap;
 use std::future::ready;
 use std::io;
 use std::sync::Arc;
@@ -8,9 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use harness::{Fate, Proxy, Server, gateway};
+use harness::{Fate, Proxy, Server, gateway, wait_for};
 use redis::aio::ConnectionLike;
-use redis::cluster::{ClusterClient, NodeAddress};
 use redis::{Cmd, Pipeline, RedisFuture, Value};
 use tokio::time::timeout;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
@@ -50,7 +48,6 @@ async fn used_after_a_lost_return(limiter: &Limiter) -> u64 {
 async fn a_return_whose_answer_is_lost_is_not_repeated_on_a_cluster() {
     let Some(nodes) = cluster() else { return };
     let returns = Arc::new(AtomicU32::new(0));
-    let mut ways = HashMap::new();
     for node in &nodes {
         let (port, returns) = (node.port, Arc::clone(&returns));
         let way = gateway(move |command| match command.iter().any(|arg| arg == b"return") {
@@ -60,10 +57,14 @@ async fn a_return_whose_answer_is_lost_is_not_repeated_on_a_cluster() {
             }
             false => Fate::To(port),
         });
-        ways.insert(NodeAddress::new("127.0.0.1", port), NodeAddress::new("127.0.0.1", way));
+        node.ask::<()>(&["CONFIG", "SET", "cluster-announce-port", &way.to_string()]);
     }
-    let nodes = ClusterClient::builder(urls(&nodes)).node_address_map(ways);
-    let limiter = limiter(RedisStore::cluster(nodes).expect("addresses"));
+    let ports = nodes.iter().map(|node| node.port);
+    wait_for("all nodes to know the ways", || {
+        let slots: Vec<String> = nodes.iter().map(|node| node.ask(&["CLUSTER", "NODES"])).collect();
+        ports.clone().all(|port| slots.iter().all(|all| !all.contains(&format!(":{port}@"))))
+    });
+    let limiter = limiter(RedisStore::cluster(urls(&nodes)).expect("addresses"));
     assert_eq!(used_after_a_lost_return(&limiter).await, 5);
     assert_eq!(returns.load(Ordering::SeqCst), 1, "it was sent once");
 }

@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use harness::{ALONE, Server, ask, wait_for};
-use redis::cluster::ClusterClient;
 use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::urls;
@@ -100,7 +99,7 @@ async fn an_app_that_starts_beside_a_silent_master_of_a_cluster_joins() {
     let _alone = ALONE.lock().await;
     let Some((nodes, replica)) = cluster_with_replica() else { return };
     nodes[0].freeze();
-    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
+    let store = RedisStore::cluster(urls(&nodes)).expect("addresses");
     let load = Load::start(&[limiter(store, 1_000_000)], 12, 12);
     wait_for("the failover", || {
         let is_known = |node: &Server| {

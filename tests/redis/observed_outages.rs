@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use harness::{ALONE, Proxy, Server, free_port};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use redis::cluster::ClusterClient;
 use tokio::time::sleep;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
@@ -356,8 +355,7 @@ async fn a_shard_that_is_down_is_named_and_the_others_are_called() {
     let options = ["--cluster-require-full-coverage", "no"];
     let Some(mut nodes) = cluster_with(&options) else { return };
     let operator = Operator::start();
-    let client = ClusterClient::builder(urls(&nodes));
-    let limiter = limiter(RedisStore::cluster(client).expect("addresses"));
+    let limiter = limiter(RedisStore::cluster(urls(&nodes)).expect("addresses"));
     // On all shards.
     let keys: Vec<_> = (0..30).collect();
     let names: Vec<_> =

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use harness::{ALONE, Server};
-use redis::cluster::ClusterClient;
 use tower_fixed_window::Limiter;
 use tower_fixed_window_redis::RedisStore;
 
@@ -88,7 +87,7 @@ async fn a_node_that_fails_after_slots_moved_to_it_fails_no_keys_of_others() {
 async fn fail_a_node_that_slots_moved_to() -> Result<(), String> {
     let nodes = cluster_with(&["--cluster-require-full-coverage", "no"]);
     let Some(nodes) = nodes else { return Ok(()) };
-    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
+    let store = RedisStore::cluster(urls(&nodes)).expect("addresses");
     // With the usual deadline.
     let limiter = limiter(store, 1_000_000_000);
     let [stays, moves] = keys_on(&nodes[0]);
@@ -125,7 +124,7 @@ async fn fail_a_node_that_slots_moved_to() -> Result<(), String> {
 async fn a_node_that_fails_after_slots_left_it_fails_no_keys_of_theirs() {
     let _alone = ALONE.lock().await;
     let Some(nodes) = cluster_with(&["--cluster-require-full-coverage", "no"]) else { return };
-    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
+    let store = RedisStore::cluster(urls(&nodes)).expect("addresses");
     let limiter = limiter(store.deadline(Duration::from_secs(1)), 1_000_000_000);
     let [stays, moves] = keys_on(&nodes[0]);
     let keys = [moves, stays];
@@ -147,7 +146,7 @@ async fn a_node_that_fails_after_slots_left_it_fails_no_keys_of_theirs() {
 async fn a_node_that_refuses_calls_after_slots_left_it_fails_no_keys_of_theirs() {
     let _alone = ALONE.lock().await;
     let Some(nodes) = cluster_with(&["--cluster-require-full-coverage", "no"]) else { return };
-    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
+    let store = RedisStore::cluster(urls(&nodes)).expect("addresses");
     let limiter = limiter(store, 1_000_000_000);
     let [stays, moves] = keys_on(&nodes[0]);
     while ask(&limiter, &[stays, moves], Duration::from_millis(200))

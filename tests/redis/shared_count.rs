@@ -12,7 +12,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
 use harness::{ALONE, Server, ask};
-use redis::cluster::ClusterClient;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
 
@@ -147,7 +146,7 @@ fn node() {
 pub(crate) fn store(urls: &str) -> RedisStore {
     match urls.split(',').collect::<Vec<_>>()[..] {
         [url] => RedisStore::new(url).expect("an address"),
-        ref urls => RedisStore::cluster(ClusterClient::builder(urls.to_vec())).expect("addresses"),
+        ref urls => RedisStore::cluster(urls.to_vec()).expect("addresses"),
     }
 }
 

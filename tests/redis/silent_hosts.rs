@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use harness::{ALONE, Server, ask, wait_for};
 use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
-use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClient, SentinelServerType};
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
@@ -41,7 +40,7 @@ async fn the_store_connects_to_a_cluster_whose_first_seed_is_silent() {
     let _alone = ALONE.lock().await;
     let (Some(silent), Some(nodes)) = (frozen(), cluster_with(&[])) else { return };
     let seeds = [vec![silent.url()], urls(&nodes)].concat();
-    let store = RedisStore::cluster(ClusterClient::builder(seeds)).expect("addresses");
+    let store = RedisStore::cluster(seeds).expect("addresses");
     let took = time_to_join(&limiter(store, 1_000_000)).await;
     assert!(took < SECOND, "{took:?}");
 }
@@ -163,7 +162,7 @@ async fn with_a_dead_shard(
 ) -> Option<(Vec<Server>, Vec<u64>, Limiter)> {
     let mut nodes = cluster_with(&["--cluster-require-full-coverage", "no"])?;
     let keys: Vec<u64> = nodes.iter().map(key_on).collect();
-    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
+    let store = RedisStore::cluster(urls(&nodes)).expect("addresses");
     let limiter = limiter(store.deadline(deadline).on_failure(OnStoreFailure::Deny), 1_000_000);
     let start = Instant::now();
     for key in &keys {
@@ -248,7 +247,7 @@ pub(crate) fn cluster_with_replica() -> Option<(Vec<Server>, Server)> {
 async fn a_silent_cluster_master_is_replaced_by_its_replica() {
     let _alone = ALONE.lock().await;
     let Some((nodes, replica)) = cluster_with_replica() else { return };
-    let store = RedisStore::cluster(ClusterClient::builder(urls(&nodes))).expect("addresses");
+    let store = RedisStore::cluster(urls(&nodes)).expect("addresses");
     let load = Load::start(&[limiter(store, 1_000_000)], 12, 12);
     load.answered_by(By::Redis, Instant::now()).await;
     tokio::time::sleep(Duration::from_millis(500)).await;

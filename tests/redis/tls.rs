@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use harness::{Server, free_port, wait_for};
 use redis::aio::MultiplexedConnection;
-use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ConnectionAddr, TlsCertificates, TlsMode};
 use rustls::CertificateError;
@@ -147,9 +146,8 @@ async fn connects_one_way() {
             let Some(_server) = start(&["--cluster-enabled", "yes", "--tls-cluster", "yes"]) else {
                 return;
             };
-            let url = format!("rediss://127.0.0.1:{port}/");
-            let client = ClusterClient::builder([url]).certs(certificate.certificates());
-            let store = RedisStore::cluster(client).expect("addresses");
+            let node = certificate.client(port).get_connection_info().clone();
+            let store = RedisStore::cluster([node]).expect("an address");
             // The cluster has to come up without questions, since asking needs a provider.
             let slots = ["CLUSTER", "ADDSLOTSRANGE", "0", "16383"];
             let _ = limiter(store.clone()).check("ann").await;

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use harness::{ALONE, Proxy, Server, free_port};
-use redis::cluster::ClusterClient;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tower_fixed_window::{Limiter, Quota};
@@ -377,8 +376,7 @@ async fn network() {
     let options = ["--cluster-require-full-coverage", "no"];
     let Some(mut shards) = cluster_with(&options) else { return };
     let keys: Vec<u64> = shards.iter().map(key_on).collect();
-    let client = ClusterClient::builder(urls(&shards));
-    let cluster = [limiter(RedisStore::cluster(client).expect("addresses"))];
+    let cluster = [limiter(RedisStore::cluster(urls(&shards)).expect("addresses"))];
     callers("a cluster: nothing", &cluster, &keys, 8, ms(5), long, s(5)).await;
     shards[1].kill();
     let healthy = [keys[0], keys[2]];

@@ -6,16 +6,19 @@
 
 use std::borrow::Cow;
 use std::mem::take;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout_at};
 
-use super::super::link::{Connection, Link, is_from_replica};
-use super::super::script::{Answer, MANY, MergedCall, ONE, is_script};
+use super::super::link::{Connection, Links, is_from_replica};
+use super::super::script::{Answer, MANY, MergedCall, ONE, is_script, key_of};
 use super::failure::{is_of_forbidden_key, is_of_key, late_error, store_error, unsent_error};
 use super::gather::QueuedQuestion;
 
+/// Slots may move on while a call is redirected.
+const REDIRECTIONS: usize = 4;
 const MISSING_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
 /// Why the questions of a batch go one by one, after it was refused with nothing done.
@@ -28,13 +31,14 @@ pub(crate) enum Split {
 
 /// The callers of the batch wait until `until`. Returns how long the call took.
 pub(crate) async fn call_server(
-    link: &Link,
+    links: &Arc<Links>,
     mut batch: Vec<QueuedQuestion>,
     until: Instant,
 ) -> Result<Option<Duration>, Split> {
     let mut over = None;
-    let result = timeout_at(until, send_and_resend(link, &mut over, &mut batch)).await.ok();
+    let result = timeout_at(until, send_and_resend(links, &mut over, &mut batch)).await.ok();
     let Some(over) = over else {
+        links.ask_slots();
         let error = match result {
             Some(Err(error)) => store_error(error).unsent(),
             _ => unsent_error(until),
@@ -59,12 +63,13 @@ pub(crate) async fn call_server(
                 return Err(Split::Key(batch));
             }
             if !is_of_key(&error) {
-                over.check_slots();
+                links.ask_slots();
             }
             store_error(error)
         }
         None => {
             over.report_outcome::<()>(None);
+            links.ask_slots();
             late_error(until)
         }
     };
@@ -84,16 +89,17 @@ fn is_refused_as_one(error: &RedisError, batch: &[QueuedQuestion]) -> bool {
 }
 
 /// Sends the questions whose callers still wait; again only if nothing was done: the connection had
-/// ended before, or the server has said that the script is missing or that it is a replica. Returns
-/// the answers, and how long they took if something was sent.
+/// ended before, or the server has said that the script is missing, that it is a replica, or which
+/// node has the slot. Returns the answers, and how long they took if something was sent.
 async fn send_and_resend(
-    link: &Link,
+    links: &Arc<Links>,
     over: &mut Option<Connection>,
     batch: &mut Vec<QueuedQuestion>,
 ) -> RedisResult<(Vec<RedisResult<Answer>>, Option<Duration>)> {
     let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
-    let mut connection = next_connection(link, over, patience).await?;
-    let mut missing = None;
+    let key = batch.first().map(|waiting| key_of(&waiting.asked[0]).to_owned()).unwrap_or_default();
+    let mut connection = next_connection(links, over, &key, patience).await?;
+    let (mut missing, mut redirections) = (None, 0);
     loop {
         let now = Instant::now();
         let late = batch.extract_if(.., |waiting| !waiting.is_wanted(now));
@@ -120,7 +126,17 @@ async fn send_and_resend(
                     }
                 }
             }
-            connection = next_connection(link, over, patience).await?;
+            connection = next_connection(links, over, &key, patience).await?;
+            continue;
+        }
+        if let Err(error) = &answers
+            && redirections < REDIRECTIONS
+            && let Some(elsewhere) = links.redirected(connection, error, patience)
+        {
+            redirections += 1;
+            connection.report_outcome::<()>(Some(Err(error)));
+            *over = None;
+            connection = over.insert(elsewhere.await?);
             continue;
         }
         match answers {
@@ -165,14 +181,15 @@ async fn ask(
 }
 
 async fn next_connection<'a>(
-    link: &Link,
+    links: &Links,
     over: &'a mut Option<Connection>,
+    key: &[u8],
     patience: Duration,
 ) -> RedisResult<&'a mut Connection> {
     if let Some(left) = over.take() {
         left.replace();
     }
-    Ok(over.insert(link.get_connection(patience).await?))
+    Ok(over.insert(links.get_connection(key, patience).await?))
 }
 
 fn is_refused_by_replica(answer: &RedisResult<Answer>) -> bool {

@@ -16,8 +16,8 @@ use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::super::link::Link;
-use super::super::script::{self, Answer};
+use super::super::link::Links;
+use super::super::script::Answer;
 use super::call::{Split, call_server};
 use super::failure::{late_error, runtime_ended_error, unsent_error};
 use crate::sync::{self, AtEnd};
@@ -40,7 +40,7 @@ const MORE_IF_FULL: usize = 4;
 const SPAN: Duration = Duration::from_secs(5);
 
 pub(crate) struct Gather {
-    pub(crate) link: Link,
+    links: Arc<Links>,
     runtime: Handle,
     queue: Mutex<Batches>,
     /// The server has refused a script with two keys, as nodes of a cluster do.
@@ -48,14 +48,14 @@ pub(crate) struct Gather {
 }
 
 impl Gather {
-    pub(super) fn new(link: Link, runtime: Handle) -> Self {
-        Self { link, runtime, queue: Mutex::default(), one_by_one: AtomicBool::new(false) }
+    pub(super) fn new(links: Arc<Links>, runtime: Handle) -> Self {
+        Self { links, runtime, queue: Mutex::default(), one_by_one: AtomicBool::new(false) }
     }
 
     pub(crate) async fn send_alone(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
-        let link = self.link.for_key(script::key_of(&cmd));
+        let links = Arc::clone(&self.links);
         let (waiting, outcome) = QueuedQuestion::new(vec![cmd], until);
-        self.runtime.spawn(async move { call_server(&link, vec![waiting], until).await });
+        self.runtime.spawn(async move { call_server(&links, vec![waiting], until).await });
         outcome.await.ok().and_then(Result::ok).unwrap_or_else(|| Err(runtime_ended_error()))
     }
 
@@ -103,7 +103,7 @@ impl Gather {
         let (this, of) = (Arc::clone(self), Arc::clone(self));
         let in_flight = AtEnd(move || of.change_queue(|queue| queue.in_flight -= 1));
         async move {
-            match call_server(&this.link, batch, until).await {
+            match call_server(&this.links, batch, until).await {
                 Ok(Some(took)) => sync::lock(&this.queue).note_round_trip(Instant::now(), took),
                 Ok(None) => {}
                 Err(Split::Slots(batch)) => {

@@ -1,9 +1,8 @@
-//! Where the connections of a store come from, [`Origin`], and a connection of any kind,
-//! [`Handle`].
+//! Where the connections to a server come from, [`Origin`], and a connection of any kind, [`Handle`].
 
-use std::collections::{HashMap, HashSet};
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,92 +10,88 @@ use redis::aio::ConnectionLike;
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::Instant;
 
-use super::shards::{Answering, Shards};
 use crate::sync;
 
-pub(crate) type Connected = (Box<dyn Handle>, Shards);
-type Connect = Arc<dyn Fn(Arc<Servers>) -> Answering<Connected> + Send + Sync>;
+pub(crate) type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Send>>;
 
+/// Common to all runtimes.
 pub(crate) struct Origin {
-    pub(super) connect: Connect,
-    pub(crate) sharded: bool,
-    pub(crate) servers: Arc<Servers>,
-    /// Parts that no connection can be had to: usually none, and then nothing is locked.
-    cut_off: (AtomicBool, Mutex<HashSet<u64>>),
+    /// Of the part of the store that it is.
+    pub(crate) number: u64,
+    connect: Box<dyn Fn(Name) -> Answering<Box<dyn Handle>> + Send + Sync>,
+    pub(crate) name: Name,
+    /// No connection can be had.
+    cut_off: AtomicBool,
     since: Instant,
     /// When a runtime last got an answer, in milliseconds after `since`.
     answered_at: AtomicU64,
 }
 
+/// Host and port of a server, as far as they are known: for the log, and to tell a cluster's nodes apart.
+#[derive(Clone, Default)]
+pub(crate) struct Name(Arc<Mutex<Option<Arc<str>>>>);
+
+impl Name {
+    pub(crate) fn get(&self) -> Option<Arc<str>> {
+        sync::lock(&self.0).clone()
+    }
+
+    pub(crate) fn set(&self, name: Option<String>) {
+        *sync::lock(&self.0) = name.map(Arc::from);
+    }
+}
+
 impl Origin {
     pub(crate) fn connecting<F, R, C>(connect: F) -> Self
     where
-        F: Fn(Arc<Servers>) -> R + Send + Sync + 'static,
+        F: Fn(Name) -> R + Send + Sync + 'static,
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: Handle,
     {
-        let connect: Connect = Arc::new(move |servers| {
-            let connected = connect(servers);
-            Box::pin(async move { Ok((Box::new(connected.await?) as _, Shards::single())) })
-        });
-        Self::new(connect, false)
+        let connect = move |name| -> Answering<Box<dyn Handle>> {
+            let connected = connect(name);
+            Box::pin(async move { Ok(Box::new(connected.await?) as _) })
+        };
+        Self {
+            number: 0,
+            connect: Box::new(connect),
+            name: Name::default(),
+            cut_off: AtomicBool::new(false),
+            since: Instant::now(),
+            answered_at: AtomicU64::new(0),
+        }
     }
 
-    #[cfg(feature = "cluster")]
-    pub(crate) fn sharded<F, R>(connect: F) -> Self
-    where
-        F: Fn(Arc<Servers>) -> R + Send + Sync + 'static,
-        R: Future<Output = RedisResult<Connected>> + Send + 'static,
-    {
-        Self::new(Arc::new(move |servers| Box::pin(connect(servers))), true)
+    pub(crate) fn connect(&self) -> Answering<Box<dyn Handle>> {
+        (self.connect)(self.name.clone())
     }
 
-    fn new(connect: Connect, sharded: bool) -> Self {
-        let (cut_off, since) = (Default::default(), Instant::now());
-        let answered_at = AtomicU64::new(0);
-        let servers = Arc::default();
-        Self { connect, sharded, servers, cut_off, since, answered_at }
-    }
-
-    pub(crate) fn now(&self) -> u64 {
+    pub(super) fn now(&self) -> u64 {
         self.since.elapsed().as_millis() as u64
     }
 
-    pub(crate) fn instant(&self, ms: u64) -> Instant {
+    pub(super) fn instant(&self, ms: u64) -> Instant {
         self.since + Duration::from_millis(ms)
     }
 
-    pub(crate) fn note_answer(&self, now: u64) {
-        self.answered_at.store(now, Ordering::Relaxed);
+    pub(super) fn note_answer(&self, now: u64) {
+        self.answered_at.store(now, Relaxed);
     }
 
-    /// A runtime can't reach a shard: a failure, unless an answer came after `lost_since`. Then
-    /// another runtime can. In a cluster, that answer may be another shard's.
-    pub(crate) fn cut_off(&self, node: u64, lost_since: u64) {
-        if self.sharded || self.answered_at.load(Ordering::Relaxed) <= lost_since {
-            self.change_cut_off(|nodes| _ = nodes.insert(node));
+    /// A runtime can't reach the server: a failure, unless an answer came after `lost_since`. Then
+    /// another runtime can.
+    pub(super) fn cut_off(&self, lost_since: u64) {
+        if self.answered_at.load(Relaxed) <= lost_since {
+            self.cut_off.store(true, Relaxed);
         }
     }
 
-    pub(crate) fn note_connected(&self, node: u64) {
-        if self.is_cut_off() {
-            self.change_cut_off(|nodes| _ = nodes.remove(&node));
-        }
+    pub(super) fn note_connected(&self) {
+        self.cut_off.store(false, Relaxed);
     }
 
-    fn change_cut_off(&self, change: impl FnOnce(&mut HashSet<u64>)) {
-        let mut nodes = sync::lock(&self.cut_off.1);
-        change(&mut nodes);
-        self.cut_off.0.store(!nodes.is_empty(), Ordering::Relaxed);
-    }
-
-    /// A part, at least.
     pub(crate) fn is_cut_off(&self) -> bool {
-        self.cut_off.0.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn is_node_cut_off(&self, node: u64) -> bool {
-        sync::lock(&self.cut_off.1).contains(&node)
+        self.cut_off.load(Relaxed)
     }
 }
 
@@ -120,23 +115,4 @@ pub(crate) fn is_from_replica(error: &RedisError) -> bool {
     use ServerErrorKind::{MasterDown, ReadOnly};
 
     matches!(error.kind(), ErrorKind::Server(ReadOnly | MasterDown))
-}
-
-/// For the log: host and port of each shard that is known. Any store but a cluster has one, 0.
-#[derive(Default)]
-pub(crate) struct Servers(Mutex<HashMap<u64, Arc<str>>>);
-
-impl Servers {
-    pub(crate) fn set_only(&self, server: Option<String>) {
-        self.set_all(server.map(|server| (0, server)));
-    }
-
-    pub(crate) fn set_all(&self, servers: impl IntoIterator<Item = (u64, String)>) {
-        let servers = servers.into_iter().map(|(node, server)| (node, server.into()));
-        *sync::lock(&self.0) = servers.collect();
-    }
-
-    pub(crate) fn of(&self, node: u64) -> Option<Arc<str>> {
-        sync::lock(&self.0).get(&node).cloned()
-    }
 }

@@ -1,6 +1,6 @@
-//! A store's connection and its state, and the work on another one: [`Upkeep`].
+//! A link's connection and its state, and the work on another one: [`Upkeep`].
 //!
-//! Two kinds of tasks do this, and end when the store is dropped. A *check* asks a shard that was
+//! Two kinds of tasks do this, and end when the store is dropped. A *check* asks a server that was
 //! silent, or has missed a deadline, whether it is still there. A *renewal* makes connections, one
 //! after the other and concurrently, until one is good or no caller asks any more.
 
@@ -12,14 +12,14 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult};
+use redis::{ErrorKind, RedisError, RedisResult, cmd};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::super::connect::silence;
-use super::origin::{Connected, Handle, Origin, needs_replacement};
-use super::shards::{Health, Ranges, Shards, find_node};
+use super::health::Health;
+use super::origin::{Handle, Origin, needs_replacement};
 use crate::observe;
 use crate::sync::AtEnd;
 
@@ -55,13 +55,10 @@ pub(super) struct Upkeep {
 pub(super) struct Status {
     /// The one made last. A lost one stays, as it may only be late.
     pub(super) connection: Option<Box<dyn Handle>>,
-    pub(super) shards: Shards,
+    pub(super) health: Arc<Health>,
     pub(super) made: u64,
     pub(super) made_at: Instant,
     pub(super) after_replica: bool,
-    /// Slots have moved since the connection was made. Over such a connection of the client
-    /// library, calls to all nodes may wait for a silent one.
-    is_stale: bool,
     /// Consecutive connections that were lost before they answered a call.
     in_vain: u32,
     /// Why the last attempt failed, or why the connection has to be replaced.
@@ -73,21 +70,20 @@ pub(super) struct Status {
 impl Status {
     /// No other connection is needed.
     fn is_whole(&self) -> bool {
-        self.connection.is_some() && self.shards.are_well() && !self.is_stale
+        self.connection.is_some() && self.health.is_well()
     }
 }
 
 impl Upkeep {
     pub(super) fn new(origin: &Arc<Origin>) -> Self {
-        let shards = Shards::single();
-        shards.shard_of(None).mark_lost(origin.now());
+        let health = Arc::<Health>::default();
+        health.mark_lost(origin.now());
         let status = Status {
             connection: None,
-            shards,
+            health,
             made: 0,
             made_at: Instant::now(),
             after_replica: false,
-            is_stale: false,
             in_vain: 0,
             error: None,
             attempts: None,
@@ -125,33 +121,10 @@ impl Upkeep {
     fn note_well(&self, health: &Health) {
         let now = self.origin.now();
         health.note_answer(now, true);
+        health.clear_loss();
         self.origin.note_answer(now);
-        self.clear_loss(health);
+        self.origin.note_connected();
         self.status.send_modify(|status| status.error = None);
-    }
-
-    /// Also without an answer, if another shard was the lost one.
-    fn clear_loss(&self, health: &Health) {
-        health.check_ends.store(0, Relaxed);
-        health.lost_since.store(0, Relaxed);
-        self.origin.note_connected(health.node);
-        self.status.send_modify(|_| {});
-    }
-
-    /// Returns whether the connection is stale then.
-    fn set_slots(&self, ranges: Ranges) -> bool {
-        self.status.send_modify(|status| {
-            let shards = status.shards.with_slots(ranges, self.origin.now());
-            // No call goes to a node that has left.
-            for health in &status.shards.nodes {
-                if find_node(&shards.nodes, health.node).is_none() {
-                    self.origin.note_connected(health.node);
-                }
-            }
-            status.is_stale |= shards.ranges != status.shards.ranges;
-            status.shards = shards;
-        });
-        self.status.borrow().is_stale
     }
 
     /// `None` if a task is at work. The work ends when the guard is dropped.
@@ -175,48 +148,24 @@ impl Upkeep {
     /// if one has.
     pub(super) fn check(
         self: &Arc<Self>,
-        key: Option<Arc<[u8]>>,
         status: &Status,
         sent: Option<u64>,
     ) -> (impl Future<Output = ()> + Send + use<>, u64) {
         let (grace, now) = (self.grace(), self.origin.now());
-        let slots = sent.and_then(|_| status.shards.ask_slots());
-        let lasts = grace * if slots.is_some() { 2 } else { 1 } + LATE;
-        let (ends_at, lost_since) = (now + lasts.as_millis() as u64, sent.unwrap_or(now));
+        let (ends_at, lost_since) = (now + (grace + LATE).as_millis() as u64, sent.unwrap_or(now));
         let connection = status.connection.as_ref().map(|connection| connection.boxed());
-        let mut health = Arc::clone(status.shards.shard_of(key.as_deref()));
         let (this, made) = (Arc::downgrade(self), status.made);
+        let health = Arc::clone(&status.health);
         let check = async move {
-            // Slots may have moved, and the library follows redirections: the call may have gone
-            // elsewhere.
-            if let Some(slots) = slots
-                && let Ok(Ok(ranges)) = timeout(grace, slots).await
-            {
-                let Some(upkeep) = this.upgrade() else { return };
-                if upkeep.set_slots(ranges) {
-                    // Over this connection, the call may have gone to any node.
-                    upkeep.clear_loss(&health);
-                    return upkeep.renew();
-                }
-                let moved = Arc::clone(upkeep.status.borrow().shards.shard_of(key.as_deref()));
-                if moved.node != health.node {
-                    upkeep.clear_loss(&health);
-                    health = moved;
-                    if !health.mark_suspect(lost_since, ends_at) {
-                        return;
-                    }
-                }
-            }
             let Some(mut connection) = connection else { return };
             let Some(mut changes) = this.upgrade().map(|upkeep| upkeep.status.subscribe()) else {
                 return;
             };
             observe::store_checked();
             let start = Instant::now();
-            let probe = probe_for(key.as_deref());
             // Any reply, even NOPERM, proves that the connection is alive.
             let mut alive = pin!(async {
-                let answer = connection.req_packed_command(&probe).await;
+                let answer = connection.req_packed_command(&cmd("PING")).await;
                 !answer.is_err_and(|error| needs_replacement(&error))
             });
             let mut answer = timeout(grace, alive.as_mut()).await.ok();
@@ -243,7 +192,7 @@ impl Upkeep {
                     Some(Err(_)) => {
                         // No other connection either: further calls would wait in vain.
                         if let Some(upkeep) = this.upgrade().filter(|_| sent.is_some()) {
-                            upkeep.origin.cut_off(health.node, lost_since);
+                            upkeep.origin.cut_off(lost_since);
                         }
                         let late = unless_ended(timeout(ATTEMPT, alive), replaced).await;
                         late.and_then(Result::ok)
@@ -278,10 +227,10 @@ impl Upkeep {
     /// replica, or are closed at once.
     fn first_attempt_at(&self) -> Instant {
         let status = self.status.borrow();
-        let in_vain = match status.shards.led_to_replica() {
+        let in_vain = match status.health.led_to_replica.load(Relaxed) {
             // A replica answers calls that write nothing: answers prove nothing here.
             true => IN_VAIN * u32::from(status.after_replica),
-            false if status.made == 0 || status.shards.is_proved() => 0,
+            false if status.made == 0 || status.health.is_proved.load(Relaxed) => 0,
             false => (status.in_vain + 1).min(IN_VAIN),
         };
         match in_vain {
@@ -294,7 +243,7 @@ impl Upkeep {
     /// no attempt is in flight.
     fn begin_attempt(
         self: Arc<Self>,
-        attempts: &mut JoinSet<RedisResult<Connected>>,
+        attempts: &mut JoinSet<RedisResult<Box<dyn Handle>>>,
         begun: &mut u32,
     ) -> Option<Instant> {
         let asked_at = self.origin.instant(self.asked_at.load(Relaxed));
@@ -302,12 +251,11 @@ impl Upkeep {
         *begun = if attempts.is_empty() { 1 } else { *begun + 1 };
         let pause = |nth: u32| (PAUSE * nth).min(ATTEMPT / ATTEMPTS);
         if asked_at.elapsed() < WANTED {
-            let (origin, of) = (Arc::clone(&self.origin), Arc::downgrade(&self));
+            let origin = Arc::clone(&self.origin);
             // Until there would be one too many.
             let lasts = (*begun..*begun + ATTEMPTS).map(pause).sum();
             attempts.spawn(async move {
-                let attempt = timeout(lasts, connect_and_probe(origin, of)).await;
-                attempt.unwrap_or_else(|_| Err(silence()))
+                timeout(lasts, origin.connect()).await.unwrap_or_else(|_| Err(silence()))
             });
         } else if attempts.is_empty() {
             return None;
@@ -319,25 +267,20 @@ impl Upkeep {
         Some(Instant::now() + pause(*begun))
     }
 
-    fn install_connection(&self, (connection, shards): Connected) {
+    fn install_connection(&self, connection: Box<dyn Handle>) {
         observe::store_connected();
-        let made_at = Instant::now();
+        let health = Arc::<Health>::default();
+        health.note_answer(self.origin.now(), false);
+        self.origin.note_connected();
         self.status.send_modify(|status| {
-            // Which node lost calls over a stale connection is not known.
-            if status.connection.is_some() && !status.is_stale {
-                shards.inherit_losses(&status.shards);
-            }
-            let (was_proved, made) = (status.shards.is_proved(), status.made);
+            let (was_proved, made) = (status.health.is_proved.load(Relaxed), status.made);
             // A replica before the connection before counts if that one has answered no call.
             status.after_replica =
-                status.shards.led_to_replica() || status.after_replica && !was_proved;
+                status.health.led_to_replica.load(Relaxed) || status.after_replica && !was_proved;
             status.in_vain = if made > 0 && !was_proved { status.in_vain + 1 } else { 0 };
-            for health in shards.nodes.iter().filter(|health| health.is_well()) {
-                self.origin.note_connected(health.node);
-            }
-            (status.connection, status.shards) = (Some(connection), shards);
-            (status.made, status.made_at) = (made + 1, made_at);
-            (status.is_stale, status.error) = (false, None);
+            (status.connection, status.health) = (Some(connection), health);
+            (status.made, status.made_at) = (made + 1, Instant::now());
+            status.error = None;
         });
     }
 }
@@ -380,46 +323,7 @@ async fn wait_until_whole(changes: &mut watch::Receiver<Status>) {
     let _ = changes.wait_for(Status::is_whole).await;
 }
 
-/// Fails if shards of a cluster are lost, and none of them answers.
-async fn connect_and_probe(origin: Arc<Origin>, upkeep: Weak<Upkeep>) -> RedisResult<Connected> {
-    let start = Instant::now();
-    let gone = || RedisError::from((ErrorKind::Io, "the store is gone"));
-    let (mut connection, shards) = (origin.connect)(Arc::clone(&origin.servers)).await?;
-    shards.mark_reachable(origin.now());
-    let (grace, lost) = {
-        let upkeep = upkeep.upgrade().ok_or_else(gone)?;
-        let lost = match &*upkeep.status.borrow() {
-            Status { connection: Some(_), shards, .. } => shards.lost_keys(),
-            _ => Vec::new(),
-        };
-        // Slots may have moved from the lost shards to others. Then these need this connection,
-        // even if the lost ones are silent.
-        if lost.is_empty() || upkeep.set_slots(shards.ranges.clone()) {
-            return Ok((connection, shards));
-        }
-        (upkeep.grace().max(start.elapsed()), lost)
-    };
-    let mut found = false;
-    for key in lost {
-        let probe = probe_for(Some(&key));
-        let answer = timeout(grace, connection.req_packed_command(&probe)).await;
-        if answer.is_ok_and(|answer| answer.is_ok_and(|value| value.extract_error().is_ok())) {
-            found = true;
-            shards.shard_of(Some(&key)).is_proved.store(true, Relaxed);
-        }
-    }
-    if found { Ok((connection, shards)) } else { Err(silence()) }
-}
-
-/// In a cluster, `PING` would go to all nodes.
-pub(super) fn probe_for(key: Option<&[u8]>) -> Cmd {
-    match key {
-        None => redis::cmd("PING"),
-        Some(key) => redis::cmd("HMGET").arg(key).arg("0").take(),
-    }
-}
-
-async fn unless_ended<T>(
+pub(super) async fn unless_ended<T>(
     future: impl Future<Output = T>,
     end: impl Future<Output = ()>,
 ) -> Option<T> {

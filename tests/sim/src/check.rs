@@ -9,7 +9,6 @@ use tower_fixed_window::{Decision, Key, OnStoreFailure, Quota, Quotas, Usage};
 
 use crate::cluster::{PARTS, part_of};
 use crate::history::Event;
-use crate::holds::Holds;
 use crate::plan::{Ask, Door, Fault, Kind, Line, Plan, Servers, What};
 use crate::run::Run;
 use crate::server::Fields;
@@ -20,12 +19,6 @@ const TICK: i64 = 3_000;
 const FRESH: i64 = 10_000;
 /// How long a store that is asked from its first moment on may take to be connected.
 const STARTS_WITHIN: i64 = 1_000_000;
-/// How long a store may take to connect again, after the deadline of a call that its connection does not
-/// answer.
-const RECONNECTS_WITHIN: i64 = 100_000;
-/// The store connects anew to a cluster in this time, of which one node is silent: the library waits for
-/// that node twice.
-const REPLACED_WITHIN: i64 = 700_000;
 
 #[derive(Debug)]
 pub struct Finding {
@@ -162,8 +155,6 @@ struct Check<'a> {
     settled: i64,
     over: i64,
     losses: Vec<i64>,
-    /// When the client library of a cluster held calls.
-    holds: Holds,
     /// When a node was told which master has which slots.
     told: Vec<(i64, usize)>,
     /// When the servers' clock stepped, and by how many microseconds.
@@ -192,7 +183,6 @@ impl<'a> Check<'a> {
             settled: i64::MAX,
             over: i64::MAX,
             losses: Vec::new(),
-            holds: Holds::default(),
             told: Vec::new(),
             steps: Vec::new(),
             cuts: Vec::new(),
@@ -209,11 +199,6 @@ impl<'a> Check<'a> {
     }
 
     fn note(&mut self, at: i64, event: &'a Event) {
-        let replaced = match event {
-            Event::Executed { node, .. } => self.replaced_by(at, *node),
-            _ => None,
-        };
-        self.holds.note(at, event, replaced);
         let of = |id: &usize| *id;
         let (id, note): (_, &dyn Fn(&mut Request<'a>)) = match event {
             Event::Asked { id, node, ask } => {
@@ -422,10 +407,8 @@ impl<'a> Check<'a> {
                 && (request.decided.is_some() || request.done.is_some());
             // In order, the next limit is charged when its caller looks: perhaps after the deadline.
             let slept = several && node.charges_in_order() && request.ask.lazy.is_some();
-            if answered && !by_redis && !request.is_poisoned() && !slept && !self.was_held(request)
-            {
-                let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN
-                    && !self.moves(request);
+            if answered && !by_redis && !request.is_poisoned() && !slept {
+                let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN;
                 let how = request.failed.unwrap_or("answered without Redis").to_owned();
                 match self.plan.kind {
                     Kind::Healthy if started => find("healthy", how),
@@ -730,44 +713,12 @@ impl<'a> Check<'a> {
     /// Returns whether the network and the server do no harm to a request.
     fn is_calm(&self, request: &Request<'_>) -> bool {
         let node = &self.plan.nodes[request.node];
-        let started =
-            request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN && !self.moves(request);
+        let started = request.asked >= node.starts.as_micros() as i64 + STARTS_WITHIN;
         match self.plan.kind {
             Kind::Healthy | Kind::Idle | Kind::Poisoned => started,
             Kind::Cut => started && !self.was_cut(request),
             Kind::Stormy | Kind::Shard => request.asked >= self.settled,
         }
-    }
-
-    /// Returns whether slots are on their way to another master, or not all hosts know yet that they are
-    /// there. The client library then asks for a key more often than there may be time for: of two keys
-    /// at once, one is redirected again (`ASKING` is of the next command, whichever comes). After
-    /// redirections in a circle, the library sends nothing more, also for keys that stay (seed 1023). The
-    /// store replaces that connection when a call has waited for its deadline.
-    fn moves(&self, request: &Request<'_>) -> bool {
-        let Servers::Cluster { gossip, .. } = self.plan.servers else { return false };
-        self.plan.faults.iter().any(|(at, fault)| {
-            let Fault::Reshard { lasts, .. } = fault else { return false };
-            let at = at.as_micros() as i64;
-            let deadline = self.plan.nodes[request.node].deadline.as_micros() as i64;
-            let agreed = at + ((lasts + gossip) * 1_000) as i64;
-            request.asked <= agreed + deadline + RECONNECTS_WITHIN
-                && request.ended.is_none_or(|ended| ended >= at)
-        })
-    }
-
-    /// Returns whether the client library may have held the calls of a request (seeds 7204 and 49110).
-    fn was_held(&self, request: &Request<'_>) -> bool {
-        self.holds.any(request.node, request.asked, request.ended.unwrap_or(i64::MAX))
-    }
-
-    /// Returns until when the store replaces a connection over which the library looks for moved slots from
-    /// now on, if a master may be silent.
-    fn replaced_by(&self, at: i64, node: usize) -> Option<i64> {
-        let reshards = |fault: &Fault| matches!(fault, Fault::Reshard { .. });
-        let (since, _) = self.plan.faults.iter().find(|(_, fault)| !reshards(fault))?;
-        let deadline = self.plan.nodes[node].deadline.as_micros() as i64;
-        (since.as_micros() as i64 <= at).then_some(at + deadline + REPLACED_WITHIN)
     }
 
     /// Returns whether all keys of a request are on masters that are well. Of slots that left the one that

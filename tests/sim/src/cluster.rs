@@ -1,25 +1,10 @@
 //! A cluster: which host has which slots, what each host knows of that, and what it answers to who
-//! asks the wrong one. The client is the library's own, over simulated connections: [`Wire`].
+//! asks the wrong one.
 
-use std::cell::{Cell, RefCell};
-use std::time::Duration;
-
-use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::cluster::ClusterClient;
-use redis::cluster_async::{ClusterConnection, Connect};
-use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, ErrorKind, IntoConnectionInfo, Pipeline,
-    RedisError, RedisFuture, RedisResult, Value,
-};
-use tokio::time::timeout;
-
-use crate::net::Net;
 use crate::server::Reply;
 
 /// Slots move in parts of a master's: so many.
 pub const PARTS: usize = 4;
-/// How long the library waits for a connection if nobody says.
-const CONNECTION: Duration = Duration::from_secs(1);
 
 /// The owner of each part of the slots.
 type Owners = Vec<usize>;
@@ -120,7 +105,7 @@ impl Cluster {
         }
         let (slot, part) = (slot_of(first), self.part_of(first));
         let redirect =
-            |how: &str, to: usize| Some(Reply::Error(format!("{how} {slot} h{to}:6379")));
+            |how: &str, to: usize| Some(Reply::Error(format!("{how} {slot} {}", address(to))));
         match (self.views[host][part], self.moving[part]) {
             (owner, Some(to)) if owner == host => {
                 if has(first) {
@@ -179,6 +164,17 @@ pub fn keys(args: &[Vec<u8>]) -> &[Vec<u8>] {
     }
 }
 
+/// Returns the address of a host.
+pub fn address(host: usize) -> String {
+    format!("h{host}:6379")
+}
+
+/// Returns the host of an address.
+pub fn host(address: &str) -> usize {
+    let number = address.strip_prefix('h').and_then(|rest| rest.strip_suffix(":6379"));
+    number.and_then(|number| number.parse().ok()).expect("the address of a host")
+}
+
 /// CRC-16 of what is in braces.
 fn slot_of(key: &[u8]) -> u16 {
     let text = str::from_utf8(key).expect("keys are text");
@@ -191,82 +187,6 @@ fn slot_of(key: &[u8]) -> u16 {
         }
     }
     (crc & 0x3fff) as u16
-}
-
-thread_local! {
-    /// The network of this thread's run: the library says only an address.
-    static NET: RefCell<Option<Net>> = const { RefCell::new(None) };
-    /// How many connections of the library were opened in this run.
-    static OPENED: Cell<usize> = const { Cell::new(0) };
-}
-
-pub fn set_net(net: Option<Net>) {
-    NET.set(net);
-    OPENED.set(0);
-}
-
-/// Opens the library's connection to a cluster, of a node.
-pub async fn open(
-    node: usize,
-    masters: usize,
-    connection: Option<Duration>,
-    answer: Duration,
-) -> RedisResult<ClusterConnection<Wire>> {
-    let connection = connection.unwrap_or(CONNECTION);
-    let opened = OPENED.replace(OPENED.get() + 1);
-    // An address has no more to say who connects, for how long, and for what.
-    let user = format!("{node}-{}-{opened}", connection.as_millis());
-    let client = ClusterClient::builder((0..masters).map(|host| format!("redis://h{host}:6379")))
-        .username(user)
-        .response_timeout(answer)
-        .retries(0)
-        .build()?;
-    client.get_async_generic_connection().await
-}
-
-/// The library's connection to a host, over the simulated network.
-#[derive(Clone)]
-pub struct Wire(MultiplexedConnection);
-
-impl Connect for Wire {
-    fn connect_with_config<'a, T>(info: T, config: AsyncConnectionConfig) -> RedisFuture<'a, Self>
-    where
-        T: IntoConnectionInfo + Send + 'a,
-    {
-        Box::pin(async move {
-            let info = info.into_connection_info()?;
-            let ConnectionAddr::Tcp(host, _) = info.addr() else { panic!("{info:?}") };
-            let host = host[1..].parse().expect("the number of a host");
-            let user = info.redis_settings().username().expect("it says who connects");
-            let mut numbers = user.split('-').map(|text| text.parse().expect("a number"));
-            let mut number = || numbers.next().expect("three numbers");
-            let (node, within, opened) = (number(), number(), number());
-            let within = Duration::from_millis(within as u64);
-            let net = NET.with_borrow(|net| net.clone()).expect("it is set");
-            let connecting = net.connect_to(node, host, Some(opened), config);
-            let late = |_| RedisError::from((ErrorKind::Io, "no connection in time"));
-            Ok(Self(timeout(within, connecting).await.map_err(late)??))
-        })
-    }
-}
-
-impl ConnectionLike for Wire {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        self.0.req_packed_command(cmd)
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        pipeline: &'a Pipeline,
-        offset: usize,
-        count: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        self.0.req_packed_commands(pipeline, offset, count)
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
 }
 
 #[cfg(test)]

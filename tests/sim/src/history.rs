@@ -52,8 +52,6 @@ pub enum Event {
         node: usize,
         connection: usize,
         host: usize,
-        /// Which connection to a cluster it is a part of.
-        part_of: Option<usize>,
     },
     Refused {
         node: usize,

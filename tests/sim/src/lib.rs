@@ -7,7 +7,6 @@
 pub mod check;
 pub mod cluster;
 pub mod history;
-pub mod holds;
 pub mod net;
 pub mod plan;
 pub mod run;

@@ -262,14 +262,13 @@ impl Net {
             tokio::time::sleep(lookup).await;
         }
         let host = self.lock().leads_to;
-        self.connect_to(node, host, None, own_deadlines()).await
+        self.connect_to(node, host, own_deadlines()).await
     }
 
     pub async fn connect_to(
         self,
         node: usize,
         host: usize,
-        part_of: Option<usize>,
         config: AsyncConnectionConfig,
     ) -> RedisResult<MultiplexedConnection> {
         let refused = |text| redis::RedisError::from((ErrorKind::Io, text));
@@ -297,7 +296,7 @@ impl Net {
             state.pipes.push(Arc::downgrade(&pipe));
             pipe
         };
-        self.history.add(Event::Connected { node, connection: pipe.id, host, part_of });
+        self.history.add(Event::Connected { node, connection: pipe.id, host });
         tokio::spawn(self.clone().serve(Arc::clone(&pipe)));
         let socket = Socket { pipe, net: self.clone(), sleep: None };
         let info = RedisConnectionInfo::default();

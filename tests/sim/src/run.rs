@@ -11,11 +11,10 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use futures_util::FutureExt;
 use http::{Request, Response};
-use tokio::runtime::{Builder, Handle, RngSeed, TaskMeta};
+use tokio::runtime::{Builder, Handle, RngSeed};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, advance, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, Limits, OnStoreFailure,
@@ -27,7 +26,7 @@ use tower_service::Service;
 
 use crate::cluster::{self, Cluster};
 use crate::history::{Entry, Event, History};
-use crate::net::{Net, Weather};
+use crate::net::{Net, Weather, own_deadlines};
 use crate::plan::{Ask, Door, Fault, Kind, Limit, Line, Plan, SCOPE, Servers, What};
 use crate::sentinel::{self, Sentinel};
 
@@ -39,8 +38,6 @@ const LOOKED_AT: Duration = Duration::from_secs(2);
 /// them is left.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-/// More polls than a run has at an instant, unless a task spins.
-const POLLS_WITHIN_A_MS: usize = 10_000;
 
 /// Calls of a hasty handle for each request: enough of them to outlast its answer.
 const HASTY: usize = 50;
@@ -91,7 +88,6 @@ fn play(seed: u64) -> Run {
         .enable_time()
         .start_paused(true)
         .rng_seed(RngSeed::from_bytes(&seed.to_le_bytes()))
-        .on_before_task_poll(take_time())
         .build()
         .expect("a runtime");
     let mut rng = Rng::with_seed(seed);
@@ -99,30 +95,13 @@ fn play(seed: u64) -> Run {
     let (history, plan) = runtime.block_on(async {
         let history = History::began_now();
         let sim = Arc::new(Sim::new(plan, rng.fork(), history.clone()));
-        cluster::set_net(Some(sim.net.clone()));
         Arc::clone(&sim).play(rng).await;
-        cluster::set_net(None);
         let sim = Arc::into_inner(sim).expect("all that used it has ended");
         (history, sim.plan)
     });
     drop(runtime);
     PANICS.take().into_iter().for_each(|message| history.add(Event::Panicked(message)));
     Run { plan, history: history.take() }
-}
-
-/// Lets polls take time. The clock goes on only when all tasks wait, and one may never wait: the client
-/// library of a cluster that has lost all connections looks for slots again and again, until the store
-/// drops it (seed 46997).
-fn take_time() -> impl Fn(&TaskMeta<'_>) + Send + Sync {
-    let polled = Mutex::new((None, 0));
-    move |_| {
-        let mut polled = polled.lock().expect("one thread");
-        let now = Some(Instant::now());
-        *polled = if polled.0 == now { (now, polled.1 + 1) } else { (now, 1) };
-        if polled.1 > POLLS_WITHIN_A_MS {
-            advance(Duration::from_millis(1)).now_or_never();
-        }
-    }
 }
 
 struct Sim {
@@ -394,9 +373,10 @@ impl Node {
                 RedisStore::sentinels_asked_by(all.len(), open)
             }
             Servers::Cluster { masters, .. } => {
-                let open =
-                    move |connection, answer| cluster::open(index, masters, connection, answer);
-                RedisStore::cluster_opened_by(open)
+                let open = move |address: String| {
+                    net.clone().connect_to(index, cluster::host(&address), own_deadlines())
+                };
+                RedisStore::cluster_opened_by((0..masters).map(cluster::address).collect(), open)
             }
         };
         let redis = if plan.one_by_one { redis.one_by_one() } else { redis };
@@ -623,6 +603,10 @@ impl Store for InOrder {
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         self.0.reset(scope, key)
+    }
+
+    fn charges_together(&self) -> bool {
+        false
     }
 
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {

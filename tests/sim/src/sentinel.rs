@@ -40,11 +40,11 @@ pub async fn open_master(
         Health::Gone => return Err(failed("connection refused")),
     }
     let host = net.sentinel(sentinel).names;
-    let mut asked = net.clone().connect_to(node, host, None, own_deadlines()).await?;
+    let mut asked = net.clone().connect_to(node, host, own_deadlines()).await?;
     let role: Vec<redis::Value> = cmd("ROLE").query_async(&mut asked).await?;
     if role.first() != Some(&redis::Value::BulkString(b"master".to_vec())) {
         return Err(failed("it is no master"));
     }
     drop(asked);
-    net.connect_to(node, host, None, own_deadlines()).await
+    net.connect_to(node, host, own_deadlines()).await
 }
