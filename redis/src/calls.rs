@@ -33,7 +33,7 @@ mod failure;
 mod gather;
 
 pub(super) use failure::address_error;
-use failure::unexpected_answer;
+use failure::{apart_error, unexpected_answer};
 use gather::{Gather, Question};
 
 const DEADLINE: Duration = Duration::from_millis(250);
@@ -80,17 +80,12 @@ impl Calls {
         self.send_once(question(), until).await
     }
 
-    async fn send_once(&self, mut asked: Question, until: Instant) -> Result<Answer, StoreError> {
+    async fn send_once(&self, asked: Question, until: Instant) -> Result<Answer, StoreError> {
         let gather = self.runtimes.current_gather()?;
-        if !self.one_by_one && !gather.one_by_one.load(Relaxed) {
-            match Arc::clone(&gather).send_shared(asked, until).await {
-                Ok(answer) => return answer,
-                Err(question) => asked = question,
-            }
-        }
-        match asked.pop() {
-            Some(cmd) if asked.is_empty() => gather.send_alone(cmd, until).await,
-            _ => Err(StoreError::new("limits are in several slots").apart()),
+        match self.one_by_one || gather.one_by_one.load(Relaxed) {
+            true if asked.len() > 1 => Err(apart_error()),
+            true => gather.send_alone(asked, until).await,
+            false => gather.send_shared(asked, until).await,
         }
     }
 }

@@ -21,12 +21,12 @@ use super::gather::QueuedQuestion;
 const REDIRECTIONS: usize = 4;
 const MISSING_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
-/// Why the questions of a batch go one by one, after it was refused with nothing done.
-pub(crate) enum Split {
-    /// Keys are in several slots, and so may those of the next batch be.
-    Slots(Vec<QueuedQuestion>),
-    /// The server's user may not touch a key.
-    Key(Vec<QueuedQuestion>),
+/// A batch was refused with nothing done, so its questions go one by one.
+pub(crate) struct Split {
+    pub(super) batch: Vec<QueuedQuestion>,
+    /// Keys are in several slots, and so may those of the next batch be. Otherwise the server's user
+    /// may not touch a key.
+    pub(super) by_slots: bool,
 }
 
 /// The callers of the batch wait until `until`. Returns how long the call took.
@@ -56,11 +56,9 @@ pub(crate) async fn call_server(
         }
         Some(Err(error)) => {
             over.report_outcome::<()>(Some(Err(&error)));
-            if is_refused_as_one(&error, &batch) {
-                return Err(Split::Slots(batch));
-            }
-            if batch.len() > 1 && is_of_forbidden_key(&error) {
-                return Err(Split::Key(batch));
+            let by_slots = is_refused_as_one(&error, &batch);
+            if by_slots || batch.len() > 1 && is_of_forbidden_key(&error) {
+                return Err(Split { batch, by_slots });
             }
             if !is_of_key(&error) {
                 links.ask_slots();

@@ -34,6 +34,10 @@ pub(crate) fn late_error(until: Instant) -> StoreError {
     StoreError::new(if stood_still(until) { STOOD_STILL } else { LATE })
 }
 
+pub(crate) fn apart_error() -> StoreError {
+    StoreError::new("limits are in several slots").apart()
+}
+
 /// The numbers don't fit this key's charge.
 pub(crate) fn unexpected_answer() -> StoreError {
     StoreError::new(UNEXPECTED).of_key()

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use super::super::link::Links;
 use super::super::script::Answer;
 use super::call::{Split, call_server};
-use super::failure::{late_error, runtime_ended_error, unsent_error};
+use super::failure::{apart_error, late_error, runtime_ended_error, unsent_error};
 use crate::sync::{self, AtEnd};
 use tower_fixed_window::StoreError;
 
@@ -52,14 +52,13 @@ impl Gather {
         Self { links, runtime, queue: Mutex::default(), one_by_one: AtomicBool::new(false) }
     }
 
-    pub(crate) async fn send_alone(&self, cmd: Cmd, until: Instant) -> Result<Answer, StoreError> {
+    pub(crate) async fn send_alone(&self, asked: Question, until: Instant) -> Answered {
         let links = Arc::clone(&self.links);
-        let (waiting, outcome) = QueuedQuestion::new(vec![cmd], until);
+        let (waiting, outcome) = QueuedQuestion::new(asked, until);
         self.runtime.spawn(async move { call_server(&links, vec![waiting], until).await });
-        outcome.await.ok().and_then(Result::ok).unwrap_or_else(|| Err(runtime_ended_error()))
+        outcome.await.unwrap_or_else(|_| Err(runtime_ended_error()))
     }
 
-    /// Returns the question if calls can't be shared here.
     pub(crate) async fn send_shared(self: Arc<Self>, asked: Question, until: Instant) -> Answered {
         let (waiting, outcome) = QueuedQuestion::new(asked, until);
         let (number, alone) = self.change_queue(|queue| queue.push(waiting));
@@ -67,9 +66,9 @@ impl Gather {
             self.runtime.spawn(self.make_call(vec![waiting], until));
         }
         match timeout_at(until, outcome).await {
-            Ok(outcome) => outcome.unwrap_or_else(|_| Ok(Err(runtime_ended_error()))),
-            Err(_) if sync::lock(&self.queue).removed >= number => Ok(Err(late_error(until))),
-            Err(_) => Ok(Err(unsent_error(until))),
+            Ok(outcome) => outcome.unwrap_or_else(|_| Err(runtime_ended_error())),
+            Err(_) if sync::lock(&self.queue).removed >= number => Err(late_error(until)),
+            Err(_) => Err(unsent_error(until)),
         }
     }
 
@@ -106,14 +105,13 @@ impl Gather {
             match call_server(&this.links, batch, until).await {
                 Ok(Some(took)) => sync::lock(&this.queue).note_round_trip(Instant::now(), took),
                 Ok(None) => {}
-                Err(Split::Slots(batch)) => {
-                    this.one_by_one.store(true, Ordering::Relaxed);
+                Err(Split { batch, by_slots }) => {
+                    this.one_by_one.fetch_or(by_slots, Ordering::Relaxed);
                     for waiting in batch {
-                        let _ = waiting.reply.send(Err(waiting.asked));
-                    }
-                }
-                Err(Split::Key(batch)) => {
-                    for waiting in batch {
+                        if by_slots && waiting.asked.len() > 1 {
+                            waiting.send_answer(Err(apart_error()));
+                            continue;
+                        }
                         sync::lock(&this.queue).in_flight += 1;
                         let until = waiting.until;
                         this.runtime.spawn(this.make_call(vec![waiting], until));
@@ -212,8 +210,7 @@ impl Batches {
     }
 }
 
-/// Or the question itself, if it has to be sent in another way.
-pub(crate) type Answered = Result<Result<Answer, StoreError>, Question>;
+pub(crate) type Answered = Result<Answer, StoreError>;
 
 /// A command of one key, or those of several that are decided in one step.
 pub(crate) type Question = Vec<Cmd>;
@@ -241,8 +238,8 @@ impl QueuedQuestion {
         self.send_answer(Err(error));
     }
 
-    pub(crate) fn send_answer(self, answer: Result<Answer, StoreError>) {
-        let _ = self.reply.send(Ok(answer));
+    pub(crate) fn send_answer(self, answer: Answered) {
+        let _ = self.reply.send(answer);
     }
 }
 
