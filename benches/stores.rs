@@ -1,8 +1,9 @@
 //! Redis and Postgres beside each other: decisions a second by two handles of each store with the
 //! same callers, on one hot key and on 10,000 keys, near and a millisecond away each way; and the
 //! times of answers at half of that load, and of 20 callers who ask 1,000 times a second on one key.
-//! Each decision passes. On a busy machine the processor's time says more than the clock: that of the
-//! server and that of the callers, who carry the bytes of the distance, too.
+//! Each decision passes. On a busy machine the processor's time says more than the clock: that of
+//! the server and that of the callers, who carry the bytes of the distance, too. "Of it" is what
+//! Postgres has of Redis' decisions, by the clock and for the same time of the processor.
 //!
 //! `cargo bench -p benches --bench stores`, on an idle machine with both servers; with `-- 1` for a
 //! second each, with `-- --test` for a moment.
@@ -26,45 +27,49 @@ fn main() {
         false => Duration::from_secs_f64(seconds),
     };
     let (Some(redis), Some(postgres)) = (Server::start(), Postgres::start()) else { return };
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    println!("The machine's load was {}.\n", load.split(' ').next().unwrap_or_default());
     println!(
-        "store     | away | keys   | callers | decisions/s | p50 ms | p99 ms | at half: p50 | p99    | CPU us: server | callers"
+        "| away | keys | callers | Redis/s | Postgres/s | of it | p50, p99 ms at half, Redis | Postgres | CPU us, Redis | Postgres | of it |"
     );
-    for (away, keys, callers) in [
-        (Duration::ZERO, 1, 128),
-        (Duration::ZERO, 10_000, 128),
-        (FAR, 1, 128),
-        (FAR, 10_000, 128),
-        (FAR, 1, 2_000),
-        (FAR, 10_000, 2_000),
+    println!("|---|---:|---|---:|---:|---:|---|---|---|---|---:|");
+    for (away, keys, callers, rate) in [
+        (Duration::ZERO, 1, 128, None),
+        (Duration::ZERO, 10_000, 128, None),
+        (FAR, 1, 128, None),
+        (FAR, 10_000, 128, None),
+        (FAR, 1, 2_000, None),
+        (FAR, 10_000, 2_000, None),
+        (Duration::ZERO, 1, 20, Some(1_000.0)),
     ] {
-        for name in ["Redis", "Postgres"] {
+        let of = ["Redis", "Postgres"].map(|name| {
             let (limiters, _proxies) = limiters(name, &redis, &postgres, away);
             let server = if name == "Redis" { redis.id() } else { postgres.id() };
             let cpu = || [server, std::process::id()].map(cpu_of);
             let before = cpu();
-            let all = measure(&limiters, keys, callers, None, lasts);
+            let all = measure(&limiters, keys, callers, rate, lasts);
             let after = cpu();
-            let cpu = |of: usize| (after[of] - before[of]) * 1e6 / all.decisions as f64;
-            let half = measure(&limiters, keys, callers, Some(all.a_second / 2.0), lasts);
-            println!(
-                "{name:<9} | {:>2} ms | {keys:>6} | {callers:>7} | {:>11.0} | {:>6.2} | {:>6.2} | {:>12.2} | {:>6.2} | {:>14.1} | {:.1}",
-                away.as_millis(),
-                all.a_second,
-                all.p50,
-                all.p99,
-                half.p50,
-                half.p99,
-                cpu(0),
-                cpu(1)
-            );
-        }
-    }
-    for name in ["Redis", "Postgres"] {
-        let (limiters, _proxies) = limiters(name, &redis, &postgres, Duration::ZERO);
-        let of = measure(&limiters, 1, 20, Some(1_000.0), lasts);
+            let cpu = [0, 1].map(|of| (after[of] - before[of]) * 1e6 / all.decisions as f64);
+            let half = rate.is_none().then_some(all.a_second / 2.0);
+            let half = half.map(|half| measure(&limiters, keys, callers, Some(half), lasts));
+            (all.a_second, half.unwrap_or(all), cpu)
+        });
+        let callers = match rate {
+            None => callers.to_string(),
+            Some(rate) => format!("{callers}, {rate}/s"),
+        };
+        let [times_of_redis, times] =
+            of.each_ref().map(|(_, half, _)| format!("{:.2}, {:.2}", half.p50, half.p99));
+        let [cpu_of_redis, cpu] =
+            of.each_ref().map(|(_, _, [server, callers])| format!("{server:.1} + {callers:.1}"));
+        let [all_of_redis, all] = of.each_ref().map(|(_, _, cpu)| cpu[0] + cpu[1]);
         println!(
-            "{name}, 20 callers, {:.0} a second on one key: p50 {:.2} ms, p99 {:.2} ms",
-            of.a_second, of.p50, of.p99
+            "| {} ms | {keys} | {callers} | {:.0} | {:.0} | {:.2} | {times_of_redis} | {times} | {cpu_of_redis} | {cpu} | {:.2} |",
+            away.as_millis(),
+            of[0].0,
+            of[1].0,
+            of[1].0 / of[0].0,
+            all_of_redis / all
         );
     }
 }

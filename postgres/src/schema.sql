@@ -59,7 +59,8 @@ END $$;
 
 -- Writes rows that are as they were read, each by itself, and returns their places. A row that was
 -- none was read with an end below zero. Rows are locked in the order of all nodes, for as long as
--- the statement takes; ON CONFLICT finds them by the primary key.
+-- the statement takes; ON CONFLICT finds them by the primary key. Numbers are taken from their
+-- arrays, as each argument of unnest() would be a table of its own.
 CREATE OR REPLACE FUNCTION tfw_swap(
     scopes text[], keys text[], wins text[], quotas text[],
     had_starts bigint[], had_ends bigint[], had_useds bigint[], had_untils bigint[],
@@ -75,11 +76,9 @@ BEGIN
     WITH w AS (
         INSERT INTO tfw_counters AS t
         -- What was read and is gone is inserted as no counter.
-        SELECT r.scope, r.key, r.win, r.start_ms, r.end_ms, r.used, r.until_ms, r.quota,
-            CASE WHEN r.had_until < 0 THEN r.i ELSE -r.i END
-        FROM unnest(scopes, keys, wins, starts, ends, useds, untils, quotas, had_untils)
-            WITH ORDINALITY
-            AS r(scope, key, win, start_ms, end_ms, used, until_ms, quota, had_until, i)
+        SELECT r.scope, r.key, r.win, starts[r.i], ends[r.i], useds[r.i], untils[r.i], r.quota,
+            CASE WHEN had_untils[r.i] < 0 THEN r.i ELSE -r.i END
+        FROM unnest(scopes, keys, wins, quotas) WITH ORDINALITY AS r(scope, key, win, quota, i)
         ORDER BY r.i
         ON CONFLICT (key, scope, win) DO UPDATE SET start_ms = excluded.start_ms,
             end_ms = excluded.end_ms, used = excluded.used, until_ms = excluded.until_ms,
@@ -113,22 +112,21 @@ DECLARE
 BEGIN
     -- Each row has to be there, to be locked.
     INSERT INTO tfw_counters
-    SELECT r.scope, r.key, r.win, 0, 0, 0, r.until_ms, '', -1
-    FROM unnest(scopes, keys, wins, untils, had_untils) AS r(scope, key, win, until_ms, had_until)
-    WHERE r.had_until < 0 ORDER BY 1, 2, 3
+    SELECT r.scope, r.key, r.win, 0, 0, 0, untils[r.i], '', -1
+    FROM unnest(scopes, keys, wins) WITH ORDINALITY AS r(scope, key, win, i)
+    WHERE had_untils[r.i] < 0 ORDER BY 1, 2, 3
     ON CONFLICT DO NOTHING;
     FOR r IN
-        SELECT * FROM
-        unnest(scopes, keys, wins, had_starts, had_ends, had_useds, had_untils, groups)
-        AS r(scope, key, win, start_ms, end_ms, used, until_ms, grp)
+        SELECT * FROM unnest(scopes, keys, wins, groups) WITH ORDINALITY
+            AS r(scope, key, win, grp, i)
     LOOP
         CONTINUE WHEN r.grp = ANY (lost);
         -- The lock shows the last version of a row, not that of the statement's snapshot.
         PERFORM FROM tfw_counters t
         WHERE t.scope = r.scope AND t.key = r.key AND t.win = r.win
-            AND CASE WHEN r.until_ms < 0 THEN t.place < 0
-                ELSE t.place > 0 AND t.start_ms = r.start_ms AND t.end_ms = r.end_ms
-                    AND t.used = r.used AND t.until_ms = r.until_ms END
+            AND CASE WHEN had_untils[r.i] < 0 THEN t.place < 0
+                ELSE t.place > 0 AND t.start_ms = had_starts[r.i] AND t.end_ms = had_ends[r.i]
+                    AND t.used = had_useds[r.i] AND t.until_ms = had_untils[r.i] END
         FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
             lost := lost || r.grp;
@@ -136,9 +134,9 @@ BEGIN
     END LOOP;
     WITH w AS (
         INSERT INTO tfw_counters AS t
-        SELECT r.scope, r.key, r.win, r.start_ms, r.end_ms, r.used, r.until_ms, r.quota, r.i
-        FROM unnest(scopes, keys, wins, starts, ends, useds, untils, quotas, groups)
-            WITH ORDINALITY AS r(scope, key, win, start_ms, end_ms, used, until_ms, quota, grp, i)
+        SELECT r.scope, r.key, r.win, starts[r.i], ends[r.i], useds[r.i], untils[r.i], r.quota, r.i
+        FROM unnest(scopes, keys, wins, quotas, groups) WITH ORDINALITY
+            AS r(scope, key, win, quota, grp, i)
         WHERE NOT r.grp = ANY (lost)
         ON CONFLICT (key, scope, win) DO UPDATE SET start_ms = excluded.start_ms,
             end_ms = excluded.end_ms, used = excluded.used, until_ms = excluded.until_ms,
