@@ -38,8 +38,8 @@ const MAX_QUESTIONS: usize = 1_024;
 /// In flight at any distance: with one, the server would be idle while its answer travels.
 const MIN_CALLS: usize = 2;
 /// Each such part of the time that a call takes lets one more call be in flight: about as long as a
-/// database is busy with one. More calls of fewer questions would cost it more.
-const INTERVAL: Duration = Duration::from_micros(500);
+/// database is busy with a full one. More calls of fewer questions would cost it more.
+const INTERVAL: Duration = Duration::from_millis(1);
 /// Before that time is known.
 const UNMEASURED: usize = 1_024;
 /// In flight beyond that for full calls, which gain nothing by waiting.
