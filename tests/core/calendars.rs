@@ -458,6 +458,10 @@ fn instants_with_the_same_day_and_time_are_one_counter() {
     );
     assert_eq!(winter.from_day(15), from_day, "the last one holds");
 
+    for quota in [winter, summer.in_zone("UTC"), winter.rollover_up_to(9)] {
+        assert_eq!(quota.to_string().parse(), Ok(quota), "{quota}");
+    }
+
     // In UTC, days and weeks are on a grid; in a zone, they are not.
     let sunday = since("2026-11-01T05:30:00Z");
     let week = Quota::per_week(5).starting_at(sunday);
