@@ -33,11 +33,18 @@ use crate::sync::{Mutex, in_this_runtime, lock};
 /// [`set`](CostMeter::set).
 ///
 /// Clones are independent: [`and`](Self::and) changes one report alone.
-#[derive(Clone)]
 pub struct TrueCost {
     costs: Costs,
     meter: Option<Arc<Mutex<Metered>>>,
     readers: Readers,
+}
+
+// A clone is another report.
+impl Clone for TrueCost {
+    fn clone(&self) -> Self {
+        let (costs, meter) = (self.costs.clone(), self.meter.clone());
+        Self { costs, meter, readers: Readers::new() }
+    }
 }
 
 #[derive(Default)]
@@ -51,35 +58,22 @@ struct Metered {
 type Settle = Box<dyn FnOnce(&Costs) + Send>;
 
 /// The limits of the layers that have read a report, each once.
-#[derive(Default)]
-struct Readers(Vec<Limits>);
+type Readers = Vec<Limits>;
 
-/// A clone is another report.
-impl Clone for Readers {
-    fn clone(&self) -> Self {
-        Self::default()
+fn note_reader(readers: &mut Readers, limits: &Limits) {
+    if !readers.iter().any(|of| of.is_same(limits)) {
+        readers.push(limits.clone());
     }
 }
 
-impl Readers {
-    fn note(&mut self, limits: &Limits) {
-        if !self.0.iter().any(|of| of.is_same(limits)) {
-            self.0.push(limits.clone());
-        }
-    }
-
-    fn tell_unknown(&self, costs: &Costs) {
-        if self.0.is_empty() {
-            return;
-        }
-        for (name, _) in &costs.0 {
-            if !self.0.iter().any(|limits| limits.settles(name)) {
-                observe::mistake(&format_args!(
-                    "a response reports a true cost of {name:?}, and no limit takes it: write \
-                     .name(\"tokens\").settled() for the limit, and \
-                     TrueCost::of(\"tokens\", cost) for the response"
-                ));
-            }
+fn tell_unknown(readers: &Readers, costs: &Costs) {
+    for (name, _) in &costs.0 {
+        if !readers.is_empty() && !readers.iter().any(|limits| limits.settles(name)) {
+            observe::mistake(&format_args!(
+                "a response reports a true cost of {name:?}, and no limit takes it: write \
+                 .name(\"tokens\").settled() for the limit, and \
+                 TrueCost::of(\"tokens\", cost) for the response"
+            ));
         }
     }
 }
@@ -90,7 +84,7 @@ pub(crate) struct Costs(Vec<(Box<str>, u64)>);
 impl Costs {
     /// If a cost was never reported, the charge stays: the body may have ended before its first
     /// count of what was bought already (S15).
-    pub(crate) fn of(&self, name: &str) -> Option<u64> {
+    pub(crate) fn cost(&self, name: &str) -> Option<u64> {
         self.0.iter().find(|(other, _)| **other == *name).map(|(_, cost)| *cost)
     }
 
@@ -113,7 +107,7 @@ impl TrueCost {
     /// Creates the cost of the limit of this name.
     pub fn of(name: &str, cost: u64) -> Self {
         let costs = Costs(vec![(name.into(), cost)]);
-        Self { costs, meter: None, readers: Readers::default() }
+        Self { costs, meter: None, readers: Readers::new() }
     }
 
     /// Adds the cost of the limit of this name, as in the example of [`TrueCost`]. If a meter
@@ -128,14 +122,13 @@ impl TrueCost {
     pub fn metered() -> (Self, CostMeter) {
         let metered = Arc::<Mutex<Metered>>::default();
         let meter = CostMeter { costs: Costs::default(), metered: Arc::clone(&metered) };
-        let readers = Readers::default();
-        (Self { costs: Costs::default(), meter: Some(metered), readers }, meter)
+        (Self { costs: Costs::default(), meter: Some(metered), readers: Readers::new() }, meter)
     }
 
     pub(crate) fn read_by(&mut self, limits: &Limits) {
-        self.readers.note(limits);
+        note_reader(&mut self.readers, limits);
         if let Some(meter) = &self.meter {
-            lock(meter).readers.note(limits);
+            note_reader(&mut lock(meter).readers, limits);
         }
     }
 
@@ -165,13 +158,13 @@ impl TrueCost {
 
 impl Drop for TrueCost {
     fn drop(&mut self) {
-        self.readers.tell_unknown(&self.costs);
+        tell_unknown(&self.readers, &self.costs);
     }
 }
 
 impl Drop for Metered {
     fn drop(&mut self) {
-        self.costs.iter().for_each(|costs| self.readers.tell_unknown(costs));
+        self.costs.iter().for_each(|costs| tell_unknown(&self.readers, costs));
     }
 }
 
@@ -211,7 +204,7 @@ impl CostMeter {
 
     /// Returns the cost of the limit of this name so far.
     pub fn cost(&self, name: &str) -> u64 {
-        self.costs.of(name).unwrap_or(0)
+        self.costs.cost(name).unwrap_or(0)
     }
 }
 

@@ -123,7 +123,11 @@ impl FixedWindowLayer {
     #[track_caller]
     pub fn new(limits: impl IntoLimits) -> Self {
         let limits = limits.into_limits();
-        let options = Options { drains: default_drains(), ..Options::default() };
+        let drains = Vec::from([
+            #[cfg(feature = "axum")]
+            Drain::body::<axum::body::Body>(),
+        ]);
+        let options = Options { drains, ..Options::default() };
         Self { limits, options, waiting: Arc::default(), reject: Arc::new(ProblemJson) }
     }
 }
@@ -499,11 +503,4 @@ impl Options {
         };
         self.skip_preflight && preflight() || self.skip.iter().any(|skip| skip(parts))
     }
-}
-
-fn default_drains() -> Vec<Drain> {
-    #[cfg(feature = "axum")]
-    return vec![Drain::body::<axum::body::Body>()];
-    #[cfg(not(feature = "axum"))]
-    Vec::new()
 }

@@ -27,15 +27,15 @@ impl Actual {
         Self { costs: Costs::default(), counts: false }
     }
 
-    fn of(&self, limiter: &Limiter, granted: u64) -> u64 {
+    fn cost(&self, limiter: &Limiter, granted: u64) -> u64 {
         let is_settled = limiter.live().limit().settled;
-        let cost = self.costs.of(limiter.name()).filter(|_| is_settled);
+        let cost = self.costs.cost(limiter.name()).filter(|_| is_settled);
         cost.unwrap_or(if self.counts { granted } else { 0 })
     }
 
     /// Returns the decision with these costs.
     pub(super) fn correct(&self, receipt: &Receipt, limits: &Limits) -> (Reply<()>, Decision) {
-        receipt.correct(limits.limiters(), |_, limiter, granted| Some(self.of(limiter, granted)))
+        receipt.correct(limits.limiters(), |_, limiter, granted| Some(self.cost(limiter, granted)))
     }
 }
 
