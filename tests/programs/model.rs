@@ -298,12 +298,13 @@ pub(crate) fn seconds(ms: i128) -> i128 {
 }
 
 impl Setup {
-    /// The true cost of a limit, if it is settled and the response has told it.
-    pub(crate) fn true_cost(&self, ask: &Ask, of: &Charged) -> u64 {
+    /// The true cost of a limit, if it is settled and the response has told it. It holds also for a
+    /// response that does not count (S15).
+    pub(crate) fn true_cost(&self, ask: &Ask, of: &Charged, counts: bool, is_told: bool) -> u64 {
         let (layer, limit) = of.line.limit;
         let told = ask.costs.iter().find(|(name, _)| *name == of.line.name);
-        let told = told.filter(|_| self.layers[layer].limits[limit].settled);
-        told.map_or(of.cost, |(_, cost)| *cost)
+        let told = told.filter(|_| is_told && self.layers[layer].limits[limit].settled);
+        told.map_or(if counts { of.cost } else { 0 }, |(_, cost)| *cost)
     }
 }
 

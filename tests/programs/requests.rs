@@ -44,6 +44,7 @@ struct Passed {
     together: usize,
     /// The costs are known when the body ends.
     metered: bool,
+    counts: bool,
 }
 
 pub(crate) enum Stage {
@@ -270,7 +271,13 @@ impl Model {
             let decided = self.counts.charge(&line, now.at + far, Asks::Charge);
             lines.extend(charged(line, decided, now.elapsed + 2 * far));
         }
-        self.flow(number).passed.push(Passed { layer, lines, together, metered: false });
+        self.flow(number).passed.push(Passed {
+            layer,
+            lines,
+            together,
+            metered: false,
+            counts: true,
+        });
         self.arrive(number, layer + 1, now);
     }
 
@@ -356,10 +363,12 @@ impl Model {
         assert!(matches!(flow.stage, Stage::Called), "{number} is answered");
         let mut fields: Option<Standing> = None;
         for of in passed.iter_mut().rev() {
-            let counts = ask.ends != Ends::Teapot || setup.layers[of.layer].counts_teapots;
-            of.metered = counts && meter.is_some();
+            let layer = &setup.layers[of.layer];
+            of.counts = ask.ends != Ends::Teapot || layer.counts_teapots;
+            let settles = layer.limits.iter().any(|limit| limit.settled);
+            of.metered = meter.is_some() && (of.counts || settles);
             for charged in of.lines.iter_mut().filter(|_| !of.metered) {
-                let cost = if counts { setup.true_cost(&ask, charged) } else { 0 };
+                let cost = setup.true_cost(&ask, charged, of.counts, true);
                 self.correct(charged, cost, now);
             }
             let together = &of.lines[..of.together];
@@ -445,10 +454,11 @@ impl Model {
             ask.costs.iter().for_each(|&(name, cost)| meter.set(name, cost));
         }
         drop(meter);
-        let metered = passed.into_iter().filter(|of| of.metered && is_told);
-        for mut charged in metered.flat_map(|of| of.lines) {
-            let cost = setup.true_cost(&ask, &charged);
-            self.correct(&mut charged, cost, now);
+        for of in passed.into_iter().filter(|of| of.metered) {
+            for mut charged in of.lines {
+                let cost = setup.true_cost(&ask, &charged, of.counts, is_told);
+                self.correct(&mut charged, cost, now);
+            }
         }
     }
 
