@@ -1,5 +1,7 @@
 //! Corrections of earlier charges: [`Adjust`].
 
+use std::ops::Range;
+
 use super::account::{Account, OwnedAccount, Windows, instant};
 use crate::decision::Decision;
 use crate::quota::{Quota, Quotas, Span};
@@ -21,7 +23,8 @@ use crate::window::{State, Window};
 /// let refund = Adjust::refund(account, 2, &decision);
 /// assert!(refund.is_refund());
 /// assert_eq!((refund.tokens(), refund.account().key()), (2, &key));
-/// assert_eq!(refund.refundable_until().next().unwrap().1, 1_700_000_100_000);
+/// let window = 1_700_000_040_000..1_700_000_100_000;
+/// assert_eq!(refund.refundable_within().next().unwrap().1, window);
 /// assert_eq!(refund.apply(now, |_| Some(state))[0].1.used, 1);
 /// // The window has ended.
 /// assert!(refund.apply(1_700_000_100_000, |_| Some(state)).is_empty());
@@ -89,12 +92,13 @@ impl<'a> Adjust<'a> {
         self.tokens
     }
 
-    /// Returns each quota with the instant, in milliseconds since the epoch, from which on it takes
-    /// no tokens back, for a store that corrects on its server. Empty if tokens are taken.
-    pub fn refundable_until(&self) -> impl Iterator<Item = (&'a Quota, u64)> + use<'a> {
+    /// Returns each quota with the instants, in milliseconds since the epoch, between which it takes
+    /// tokens back, for a store that corrects on its server: from the start of the window that was
+    /// charged to the end of the one that covers them. Empty if tokens are taken.
+    pub fn refundable_within(&self) -> impl Iterator<Item = (&'a Quota, Range<i64>)> + use<'a> {
         let quotas = self.account.quotas;
         let within = self.within.into_iter().flatten();
-        quotas.iter().zip(within).map(|(quota, within)| (quota, within.end.max(0) as u64))
+        quotas.iter().zip(within).map(|(quota, within)| (quota, within.start..within.end))
     }
 
     /// Returns what to write at `now`, given the states of the quotas.

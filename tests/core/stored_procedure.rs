@@ -132,7 +132,8 @@ impl Store for Server {
         let (server, adjust) = (self.clone(), adjust.to_owned());
         Reply::later(async move {
             let adjust = adjust.as_adjust();
-            let until: Vec<_> = adjust.refundable_until().map(|(_, until)| until).collect();
+            let until = adjust.refundable_within().map(|(_, within)| within.end as u64);
+            let until: Vec<_> = until.collect();
             let (owner, rows) = sent(&adjust.account(), server.clock.now_ms());
             server.call_adjust(&owner, &rows, adjust.tokens() as i64, &until);
             Ok(())

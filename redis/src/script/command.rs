@@ -1,6 +1,7 @@
 //! Makes the calls of the script for charges and corrections: [`Commands`].
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use redis::{Cmd, RedisWrite};
@@ -45,9 +46,9 @@ impl Commands {
 
     pub(crate) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Cmd {
         let (account, tokens) = (&adjust.account(), adjust.tokens());
-        let until: Vec<_> = adjust.refundable_until().map(|(_, until)| until as i64).collect();
+        let within: Vec<_> = adjust.refundable_within().map(|(_, within)| within).collect();
         let act = if adjust.is_refund() { "return" } else { "take" };
-        self.general_call(account, act, tokens, adjust.is_refund(), &until, now)
+        self.general_call(account, act, tokens, adjust.is_refund(), &within, now)
     }
 
     pub(crate) fn key(&self, scope: &Scope, key: &Key) -> String {
@@ -56,7 +57,7 @@ impl Commands {
     }
 
     fn begin_call(&self, account: &Account<'_>) -> Cmd {
-        let mut cmd = Cmd::with_capacity(7 + 7 * account.quotas().as_ref().len(), 256);
+        let mut cmd = Cmd::with_capacity(7 + 8 * account.quotas().as_ref().len(), 256);
         cmd.arg("EVALSHA").arg(&ONE.hash).arg(1).arg(self.key(account.scope(), account.key()));
         cmd
     }
@@ -87,15 +88,15 @@ impl Commands {
         Some(cmd)
     }
 
-    /// `until` has for each quota the instant until which it takes tokens back. For a calendar, the
-    /// number of the window that begins then is sent.
+    /// `within` has for each quota when it takes tokens back. For a calendar, the number of the window
+    /// that begins at its end is sent.
     fn general_call(
         &self,
         account: &Account<'_>,
         act: &str,
         tokens: u64,
         reserve: bool,
-        until: &[i64],
+        within: &[Range<i64>],
         now: Option<i64>,
     ) -> Cmd {
         let mut cmd = self.begin_call(account);
@@ -108,7 +109,7 @@ impl Commands {
         for (i, quota) in account.quotas().into_iter().enumerate() {
             let (limit, capacity) = (quota.limit(), quota.capacity());
             let debt = if reserve { quota.max_reserved() } else { 0 };
-            let mut until = until.get(i).copied().unwrap_or(0);
+            let Range { start: from, end: mut until } = within.get(i).cloned().unwrap_or_default();
             let windows = account.windows_of(quota);
             let boundaries = match windows {
                 Windows::OnCalendar(calendar) => {
@@ -126,7 +127,7 @@ impl Commands {
             };
             cmd.write_arg_fmt(quota.counter());
             cmd.arg(length).arg(limit).arg(capacity);
-            cmd.arg(limit + debt).arg(grid).arg(until);
+            cmd.arg(limit + debt).arg(grid).arg(from).arg(until);
             if let Some((boundaries, count)) = boundaries {
                 let Boundaries { first, last, starts } = &*boundaries;
                 cmd.arg(first).arg(last).arg(&starts[..count]);

@@ -8,7 +8,7 @@ use super::{Answer, MANY, args_from, unexpected_answer};
 const RECENT: usize = 16;
 
 /// The fewest arguments of the script's general path.
-const GENERAL: usize = 10;
+const GENERAL: usize = 11;
 
 /// Equal charges of a key are one to the script.
 pub(in super::super) struct MergedCall<'a> {

@@ -55,7 +55,7 @@ end
 -- and how many counts are of one window. None is 0, and all, and a full one to which tokens are added,
 -- are below 2^53: from two windows after the epoch until some time in 2255.
 local start, least, most, length
-if #args < 10 then
+if #args < 11 then
   local now = args[6] and args[6] * 1000 or micros
   length = args[3] * 1000
   if now >= 2 * length and now + 2 * length < 9007199254740992 then
@@ -134,9 +134,9 @@ end
 -- args     what is done (charge, peek, take, return), with how many tokens, and
 --          what the time is under a foreign clock; then for each quota: its field, length, limit,
 --          capacity, what may be used at most, its grid (-1: begins with the first charge, -2: of a
---          calendar), and until when it takes returns; for a calendar that is the number of a window,
---          and the length is how many boundaries follow, which begin with the number of the first window
---          and of the last one there is
+--          calendar), and from when until when it takes returns; for a calendar the end is the number of
+--          a window, and the length is how many boundaries follow, which begin with the number of the
+--          first window and of the last one there is
 -- Answer   the time, the tokens taken (-1: refused; -2: nothing was done, as the time is outside of these
 --          boundaries), and for each quota the state that was stored: start, used, and where it ends; for a
 --          calendar start, used, in how many windows it ends, the end of the first, and its number (false:
@@ -147,10 +147,10 @@ local MAX = 9007199254740991
 local LAST = 9007199254740
 local ceil, floor, max, min, format = math.ceil, math.floor, math.max, math.min, string.format
 
-if #args < 10 then
+if #args < 11 then
   -- A plain quota whose count is text, or under a clock that stepped back.
   local limit, grid = args[4], args[5] or 0
-  args = { 'charge', args[1], args[6] or '', args[2], args[3], limit, limit, limit, grid, 0 }
+  args = { 'charge', args[1], args[6] or '', args[2], args[3], limit, limit, limit, grid, 0, 0 }
 end
 local act, tokens, real = args[1], tonumber(args[2]), (micros - micros % 1000) / 1000
 if step then
@@ -176,10 +176,11 @@ while i <= #args do
     least = limit > 0 and limit - capacity or 0,
     most = tonumber(args[i + 4]),
     grid = tonumber(args[i + 5]),
-    returns = tonumber(args[i + 6]),
+    from = tonumber(args[i + 6]),
+    returns = tonumber(args[i + 7]),
   }
   quotas[#quotas + 1] = q
-  i = i + 7
+  i = i + 8
   if q.grid == -2 then
     q.first, q.last, q.starts = tonumber(args[i]), tonumber(args[i + 1]), {}
     for j = 1, q.length do
@@ -444,6 +445,10 @@ end
 -- Whether the window of tokens has not ended, and none of a later one are taken
 -- (Window::is_reserved_past).
 local function takes_back(q)
+  -- A count that a step back has moved before may have ended since, and be of later tokens.
+  if q.start < q.from and not q.stepped_back then
+    return false
+  end
   local n = 0
   if q.most > q.limit and q.limit > 0 then
     n = in_debt(q, 0)
