@@ -20,7 +20,9 @@ use crate::calls::{Calls, address_error};
 #[cfg(feature = "sentinel")]
 use crate::connect::first_success;
 use crate::connect::{at_address, install_tls_provider, open, ping, server_name, with_keepalive};
-use crate::link::{Name, Origin, Servers};
+#[cfg(feature = "sentinel")]
+use crate::link::Name;
+use crate::link::{Origin, Servers};
 use crate::observe::Meters;
 use crate::script::Commands;
 
