@@ -180,6 +180,28 @@ async fn a_row_that_another_transaction_has_locked() {
     server.kill();
 }
 
+/// It keeps all versions of a row that it may still see.
+#[tokio::test]
+async fn a_transaction_that_stays_open_elsewhere() {
+    let Some(server) = Postgres::start() else { return };
+    let limiter = limiter(&store(&server).await.deadline(Duration::from_secs(20)), 500);
+    assert!(is_counted(&limiter, "hot").await);
+    let url = server.url();
+    std::thread::spawn(move || {
+        let sees = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM tfw_counters; \
+                    SELECT pg_sleep(60)";
+        Command::new("psql").args(["-Xqc", sees, &url]).output()
+    });
+    wait_for("the transaction", || {
+        server.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
+    });
+    for _ in 1..500 {
+        assert!(is_counted(&limiter, "hot").await);
+    }
+    assert!(!limiter.check("hot").await.expect("Postgres answers").allowed());
+    assert_eq!(counted(&server, "hot"), 500);
+}
+
 #[tokio::test]
 async fn a_server_without_a_free_connection() {
     let Some(server) = Postgres::with(&[
