@@ -8,7 +8,7 @@ use serde::de::{
 };
 use serde::ser::{Serialize, Serializer};
 
-use super::{ParseQuotaError, Plan, Quota, QuotaError, Quotas, text};
+use super::{ParseQuotaError, Plan, Quota, Quotas};
 
 struct QuotaVisitor<T> {
     expected: &'static str,
@@ -45,10 +45,7 @@ impl<'de, T: FromStr<Err = ParseQuotaError> + From<Quota>> Visitor<'de> for Quot
         }
         let limit = limit.ok_or_else(|| A::Error::missing_field("limit"))?;
         let window = window.ok_or_else(|| A::Error::missing_field("window"))?;
-        if limit > Quota::MAX_TOKENS {
-            return Err(A::Error::custom(QuotaError::LimitTooLarge));
-        }
-        text::windows(limit, &window).map(T::from).map_err(A::Error::custom)
+        format!("{limit}/{window}").parse::<Quota>().map(T::from).map_err(A::Error::custom)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<T, A::Error> {

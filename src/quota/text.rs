@@ -1,18 +1,19 @@
 //! Quotas as text, `"33/minute, 2000/hour"`: parsed, and written.
 
 use std::fmt;
+use std::mem;
 use std::str::FromStr;
 use std::time::Duration;
 
 use super::calendar::{Period, Weekday};
 use super::zone::Zone;
-use super::{Anchor, MONDAY_MS, Plan, Quota, QuotaError, Quotas, WEEK_MS};
+use super::{Anchor, DAY_MS, MONDAY_MS, Plan, Quota, QuotaError, Quotas, WEEK_MS};
 
 /// Units, longest first, with the names that are parsed. A unit alone is printed by its first name,
 /// several by its last.
 const UNITS: [(u64, &[&str]); 6] = [
     (WEEK_MS, &["week", "weeks", "w"]),
-    (86_400_000, &["day", "days", "d"]),
+    (DAY_MS, &["day", "days", "d"]),
     (3_600_000, &["hour", "hours", "h"]),
     (60_000, &["minute", "minutes", "min", "m"]),
     (1_000, &["second", "seconds", "sec", "s"]),
@@ -47,7 +48,7 @@ impl FromStr for Quota {
     /// );
     /// ```
     fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
-        Parser { text, at: 0 }.parse_all(Parser::quota)
+        Words { text, rest: text }.quota()
     }
 }
 
@@ -56,7 +57,18 @@ impl FromStr for Quotas {
 
     /// Parses quotas separated by commas.
     fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
-        Parser { text, at: 0 }.parse_all(Parser::quotas)
+        let mut quotas = None::<Self>;
+        for rest in text.split(',') {
+            let mut words = Words { text, rest };
+            let quota = words.quota()?;
+            quotas = Some(match quotas {
+                None => quota.into(),
+                Some(quotas) => {
+                    quotas.try_and(quota).map_err(|error| words.error(rest.trim_start(), error))?
+                }
+            });
+        }
+        Ok(quotas.expect("a text has a part"))
     }
 }
 
@@ -65,14 +77,9 @@ impl FromStr for Plan {
 
     /// Parses quotas separated by commas, or `unlimited`.
     fn from_str(text: &str) -> Result<Self, ParseQuotaError> {
-        Parser { text, at: 0 }
-            .parse_all(|p| Ok(if p.eat(UNLIMITED) { Self::UNLIMITED } else { p.quotas()?.into() }))
+        let is_unlimited = text.trim() == UNLIMITED;
+        Ok(if is_unlimited { Self::UNLIMITED } else { text.parse::<Quotas>()?.into() })
     }
-}
-
-#[cfg(feature = "serde")]
-pub(super) fn windows(limit: u64, text: &str) -> Result<Quota, ParseQuotaError> {
-    Parser { text, at: 0 }.parse_all(|p| p.windows(limit, 0))
 }
 
 /// Why a text is not a quota: what was expected, and at which column, as in the example of
@@ -95,26 +102,8 @@ impl fmt::Display for ParseQuotaError {
 
 impl std::error::Error for ParseQuotaError {}
 
-struct Parser<'a> {
-    text: &'a str,
-    at: usize,
-}
-
 type Parsed<T> = Result<T, ParseQuotaError>;
 
-/// The options that may follow a rate. The first three choose where windows begin.
-const OPTIONS: [&str; 7] = [
-    "staggered",
-    "from-first-request",
-    "starting-at=",
-    "rollover-up-to=",
-    "reserve-up-to=",
-    "from",
-    "in",
-];
-const STARTING_AT: usize = 2;
-const FROM: usize = 5;
-const IN: usize = 6;
 /// The messages for options that occur twice: the first is for the three that choose where windows
 /// begin.
 const ONCE: [&str; 5] = [
@@ -124,103 +113,102 @@ const ONCE: [&str; 5] = [
     "windows begin on one day: keep one of the two after \"from\"",
     "a calendar has one time zone: keep one of the two after \"in\"",
 ];
-const UNLIMITED_QUOTA: &str = "a quota is always a limit: read \"unlimited\" as a Plan";
-const A_UNIT: &str = "a unit: ms, s, minute, hour, day or week";
+const AN_OPTION: &str = "a comma, the end, or one of staggered, from-first-request, starting-at=, rollover-up-to=, reserve-up-to=, from, in";
 const A_NUMBER: &str = "a whole number of at most 2^53 - 1";
 
-impl<'a> Parser<'a> {
-    fn parse_all<T>(mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
-        self.skip_space();
-        let value = parse(&mut self)?;
-        if self.at == self.text.len() {
-            return Ok(value);
-        }
-        self.expected("a comma, the end, or one of staggered, from-first-request, starting-at=, rollover-up-to=, reserve-up-to=, from, in")
-    }
+/// The words of a quota, and the text that they are parts of, for the column of an error.
+struct Words<'a> {
+    text: &'a str,
+    rest: &'a str,
+}
 
-    fn quotas(&mut self) -> Parsed<Quotas> {
-        let mut quotas = Quotas::from(self.quota()?);
-        while self.eat(",") {
-            self.skip_space();
-            let at = self.at;
-            let quota = self.quota()?;
-            quotas = quotas.try_and(quota).map_err(|error| self.error(at, error))?;
-        }
-        Ok(quotas)
+impl<'a> Words<'a> {
+    /// The next word: empty at the end.
+    fn next(&mut self) -> &'a str {
+        let rest = self.rest.trim_start();
+        let (word, rest) = rest.split_at(rest.find(char::is_whitespace).unwrap_or(rest.len()));
+        self.rest = rest;
+        word
     }
 
     fn quota(&mut self) -> Parsed<Quota> {
-        let start = self.at;
-        if self.eat(UNLIMITED) {
-            return Err(self.error(start, UNLIMITED_QUOTA));
+        let rest = self.rest.trim_start();
+        let ends = |c: char| c == '/' || c.is_whitespace();
+        let (limited, rest) = rest.split_at(rest.find(ends).unwrap_or(rest.len()));
+        if limited == UNLIMITED {
+            let message = "a quota is always a limit: read \"unlimited\" as a Plan";
+            return Err(self.error(limited, message));
         }
-        let limit = self.number("a limit: a whole number, as in 100/hour")?;
-        self.skip_space();
-        let is_rate =
-            self.eat("/") || self.eat("per") && self.rest().starts_with(char::is_whitespace);
-        if !is_rate {
-            return self.expected("a slash and a window, as in 100/hour");
-        }
-        self.skip_space();
-        self.windows(limit, start)
-    }
+        let limit = self.number(limited, "a limit: a whole number, as in 100/hour")?;
+        let rest = rest.trim_start();
+        let per = rest.strip_prefix("per").filter(|rest| rest.starts_with(char::is_whitespace));
+        self.rest = rest
+            .strip_prefix('/')
+            .or(per)
+            .ok_or_else(|| self.expected(rest, "a slash and a window, as in 100/hour"))?;
 
-    fn windows(&mut self, limit: u64, start: usize) -> Parsed<Quota> {
-        let at = self.at;
-        let (window, period) = match self.period() {
-            Some(period) => (Duration::from_secs(86_400), Some(period)),
-            None => (self.span("a unit: ms, s, minute, hour, day, week, month or year")?, None),
+        let first = self.next();
+        let mut periods = [Period::Month(1), Period::Year(1, 1)].into_iter();
+        let period = periods.find(|period| period.name() == first);
+        let window = match period {
+            Some(_) => Duration::from_millis(DAY_MS),
+            None => self.span(first, ", day, week, month or year")?,
         };
         let mut quota = Quota::try_new(limit, window).map_err(|error| {
-            let limit = error == QuotaError::LimitTooLarge;
-            self.error(if limit { start } else { at }, error)
+            let is_limit = error == QuotaError::LimitTooLarge;
+            self.error(if is_limit { limited } else { first }, error)
         })?;
         if let Some(period) = period {
             quota = quota.on_calendar(period, Zone::UTC);
         }
+        self.with_options(quota)
+    }
+
+    fn with_options(&mut self, mut quota: Quota) -> Parsed<Quota> {
         let mut seen = [false; ONCE.len()];
         loop {
-            let end = self.at;
-            self.skip_space();
-            let at = self.at;
-            let Some((option, _)) = (0..).zip(OPTIONS).find(|(_, option)| self.eat(option)) else {
-                return Ok(quota);
+            let word = self.next();
+            let (option, value) = word.split_at(word.find('=').map_or(word.len(), |at| at + 1));
+            let kind = match option {
+                "" => return Ok(quota),
+                "staggered" | "from-first-request" | "starting-at=" => 0,
+                "rollover-up-to=" => 1,
+                "reserve-up-to=" => 2,
+                "from" => 3,
+                "in" => 4,
+                _ => return Err(self.expected(word, AN_OPTION)),
             };
-            if at == end {
-                return Err(self.error(at, "expected a space"));
+            if mem::replace(&mut seen[kind], true) {
+                return Err(self.error(word, ONCE[kind]));
             }
-            let slot = usize::saturating_sub(option, STARTING_AT);
-            if std::mem::replace(&mut seen[slot], true) {
-                return Err(self.error(at, ONCE[slot]));
-            }
-            let fixed = match option {
-                FROM => seen[0],
-                STARTING_AT => seen[FROM - STARTING_AT] || seen[IN - STARTING_AT],
-                _ => option < STARTING_AT && matches!(quota.anchor, Anchor::Calendar(_)),
+            let is_fixed = match option {
+                "from" => seen[0],
+                "starting-at=" => seen[3] || seen[4],
+                _ => kind == 0 && matches!(quota.anchor, Anchor::Calendar(_)),
             };
-            if fixed {
-                return Err(self.error(at, QuotaError::CalendarAnchor));
+            if is_fixed {
+                return Err(self.error(word, QuotaError::CalendarAnchor));
             }
             match option {
-                0 => quota = quota.staggered(),
-                1 => quota = quota.from_first_request(),
-                STARTING_AT => quota = quota.starting_at(self.span(A_UNIT)?),
-                3 => quota.capacity = self.number(A_NUMBER)?,
-                4 => quota.max_reserved = self.number(A_NUMBER)?,
+                "staggered" => quota = quota.staggered(),
+                "from-first-request" => quota = quota.from_first_request(),
+                "starting-at=" => {
+                    quota = quota.starting_at(self.span(value, ", day or week")?);
+                }
+                "rollover-up-to=" => quota.capacity = self.number(value, A_NUMBER)?,
+                "reserve-up-to=" => quota.max_reserved = self.number(value, A_NUMBER)?,
                 _ => {
-                    let end = self.at;
-                    self.skip_space();
-                    let value = self.at;
-                    if value == end {
-                        return self.expected("a space");
-                    }
+                    let value = self.next();
                     let on_calendar = match option {
-                        FROM => quota.starting_on(self.first_day()?),
-                        _ => quota.in_named_zone(self.zone()?),
+                        "in" if value.is_empty() => {
+                            return Err(self.expected(value, "a time zone, as in Europe/Berlin"));
+                        }
+                        "in" => quota.in_named_zone(value),
+                        _ => quota.starting_on(self.first_day(value)?),
                     };
                     quota = on_calendar.map_err(|error| match error {
                         QuotaError::NotACalendar | QuotaError::CalendarAnchor => {
-                            self.error(at, error)
+                            self.error(word, error)
                         }
                         error => self.error(value, error),
                     })?;
@@ -228,105 +216,60 @@ impl<'a> Parser<'a> {
             }
             let sum = quota.capacity.saturating_add(quota.max_reserved);
             if quota.capacity < quota.limit || sum > Quota::MAX_TOKENS {
-                return Err(self.error(at, QuotaError::Capacity));
+                return Err(self.error(word, QuotaError::Capacity));
             }
         }
     }
 
     /// Parses `sunday`, `day 15` or `04-06`.
-    fn first_day(&mut self) -> Parsed<Period> {
+    fn first_day(&mut self, word: &'a str) -> Parsed<Period> {
         // A larger number becomes 255, which is no day either.
         let day = |number| u8::try_from(number).unwrap_or(u8::MAX);
-        if let Some((_, first)) = Weekday::NAMES.into_iter().find(|(name, _)| self.eat(name)) {
+        if let Some((_, first)) = Weekday::NAMES.into_iter().find(|(name, _)| *name == word) {
             return Ok(Period::Week(first));
         }
-        if self.eat("day") {
-            self.skip_space();
-            return Ok(Period::Month(day(self.number("a day of the month, as in day 15")?)));
+        if word == "day" {
+            let first = self.next();
+            return Ok(Period::Month(day(self.number(first, "a day of the month, as in day 15")?)));
         }
-        let month = self.number("a weekday, day 15, or 04-06 for 6 April")?;
-        if !self.eat("-") {
-            return self.expected("a month and a day, as in 04-06 for 6 April");
-        }
-        Ok(Period::Year(day(month), day(self.number("a day of the month")?)))
-    }
-
-    fn zone(&mut self) -> Parsed<&'a str> {
-        let rest = self.rest();
-        let name = rest.find(|c: char| c.is_whitespace() || c == ',').unwrap_or(rest.len());
-        if name == 0 {
-            return self.expected("a time zone, as in Europe/Berlin");
-        }
-        self.at += name;
-        Ok(&rest[..name])
-    }
-
-    fn period(&mut self) -> Option<Period> {
-        let rest = self.rest();
-        let word = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
-        let mut periods = [Period::Month(1), Period::Year(1, 1)].into_iter();
-        let period = periods.find(|period| period.name() == &rest[..word])?;
-        self.at += word;
-        Some(period)
+        let what = "a weekday, day 15, or 04-06 for 6 April";
+        let (month, first) = word.split_once('-').ok_or_else(|| self.expected(word, what))?;
+        let month = day(self.number(month, what)?);
+        Ok(Period::Year(month, day(self.number(first, "a day of the month")?)))
     }
 
     /// Parses `minute`, `10s` or `10 seconds`.
-    fn span(&mut self, expected: &'static str) -> Parsed<Duration> {
-        let start = self.at;
-        let counted = self.rest().starts_with(|c: char| c.is_ascii_digit());
-        let count = match counted {
-            true => self.number(A_NUMBER)?,
-            false => 1,
-        };
-        self.skip_space();
-        let rest = self.rest();
-        let word = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
-        let unit = UNITS.into_iter().find(|(_, names)| names.contains(&&rest[..word]));
-        let Some((unit, _)) = unit else {
-            return self.expected(if counted { A_UNIT } else { expected });
-        };
-        self.at += word;
-        let millis =
-            count.checked_mul(unit).ok_or_else(|| self.error(start, QuotaError::WindowTooLong))?;
-        Ok(Duration::from_millis(millis))
-    }
-
-    fn number(&mut self, what: &'static str) -> Parsed<u64> {
-        let rest = self.rest();
-        if !rest.starts_with(|c: char| c.is_ascii_digit()) {
-            return self.expected(what);
+    fn span(&mut self, word: &'a str, more_units: &str) -> Parsed<Duration> {
+        let digits = word.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(word.len());
+        let (count, mut unit) = word.split_at(digits);
+        let more_units = if count.is_empty() { more_units } else { ", day or week" };
+        let count = if count.is_empty() { 1 } else { self.number(count, A_NUMBER)? };
+        if unit.is_empty() {
+            unit = self.next();
         }
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(rest.len());
-        let digits = &rest[..end];
-        let last = digits.trim_end_matches('_').len();
-        if let Some(gap) = digits.find("__").or((last < end).then_some(last)) {
-            return Err(self.error(self.at + gap, "digits stand around each _"));
+        let known = UNITS.into_iter().find(|(_, names)| names.contains(&unit));
+        let (millis, _) = known.ok_or_else(|| {
+            self.expected(unit, &format!("a unit: ms, s, minute, hour{more_units}"))
+        })?;
+        let millis = count.checked_mul(millis).map(Duration::from_millis);
+        millis.ok_or_else(|| self.error(word, QuotaError::WindowTooLong))
+    }
+
+    /// Parses digits, perhaps with `_` between them.
+    fn number(&self, word: &str, what: &str) -> Parsed<u64> {
+        let is_digits = |of: &str| !of.is_empty() && of.bytes().all(|b| b.is_ascii_digit());
+        if !word.split('_').all(is_digits) {
+            return Err(self.expected(word, what));
         }
-        let Ok(number) = digits.replace('_', "").parse() else { return self.expected(A_NUMBER) };
-        self.at += end;
-        Ok(number)
+        word.replace('_', "").parse().map_err(|_| self.expected(word, A_NUMBER))
     }
 
-    fn rest(&self) -> &'a str {
-        &self.text[self.at..]
+    fn expected(&self, word: &str, what: &str) -> ParseQuotaError {
+        self.error(word, format!("expected {what}"))
     }
 
-    fn eat(&mut self, token: &str) -> bool {
-        let found = self.rest().starts_with(token);
-        self.at += if found { token.len() } else { 0 };
-        found
-    }
-
-    fn skip_space(&mut self) {
-        let rest = self.rest();
-        self.at += rest.len() - rest.trim_start().len();
-    }
-
-    fn expected<T>(&self, what: &'static str) -> Parsed<T> {
-        Err(self.error(self.at, format!("expected {what}")))
-    }
-
-    fn error(&self, at: usize, message: impl ToString) -> ParseQuotaError {
+    fn error(&self, word: &str, message: impl ToString) -> ParseQuotaError {
+        let at = word.as_ptr().addr() - self.text.as_ptr().addr();
         ParseQuotaError { text: self.text.to_owned(), at, message: message.to_string() }
     }
 }
