@@ -32,6 +32,7 @@ pub struct Usage {
 impl Usage {
     pub(crate) const NONE: Self = Self { limit: 0, start: 0, end: 0, used: 0 };
 
+    #[inline]
     pub(crate) fn from_window(window: &Window<'_>) -> Self {
         Self {
             limit: window.quota().limit,
@@ -42,6 +43,7 @@ impl Usage {
     }
 
     /// Returns the limit.
+    #[inline]
     pub fn limit(&self) -> u64 {
         self.limit
     }
@@ -51,23 +53,27 @@ impl Usage {
         Duration::from_millis(self.length())
     }
 
+    #[inline]
     pub(super) fn length(&self) -> u64 {
         self.end.saturating_sub(self.start) as u64
     }
 
     /// Returns the tokens used in this window. In debt, this exceeds the limit. With rollover, it
     /// is 0 while saved tokens are left.
+    #[inline]
     pub fn used(&self) -> u64 {
         self.used.max(0) as u64
     }
 
     /// Returns the tokens left in this window. With rollover, this can exceed the limit.
+    #[inline]
     pub fn remaining(&self) -> u64 {
         (self.limit as i64).saturating_sub(self.used).max(0) as u64
     }
 
     /// Returns whether a charge passes in a [running](Window::running) window, whose quota is plain
     /// and whose count is not negative.
+    #[inline]
     pub(crate) fn fits(&self, cost: u64) -> bool {
         cost <= (self.limit as i64 - self.used).max(0) as u64
     }
@@ -96,15 +102,18 @@ impl Usage {
         system_time(self.end())
     }
 
+    #[inline]
     pub(crate) fn span(&self) -> Span {
         Span { start: self.start, end: self.end }
     }
 
+    #[inline]
     pub(crate) fn end(&self) -> i64 {
         self.end
     }
 
     /// Returns the count as a store keeps it: below 0 while saved tokens are left.
+    #[inline]
     pub(crate) fn count(&self) -> i64 {
         self.used
     }
