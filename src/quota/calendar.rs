@@ -153,8 +153,13 @@ impl Calendar {
             && self.saved_end(window.start).is_none()
             && let Some(saved) = self.zone.saved()
         {
-            let of = (self.id(), window);
-            saved.write().unwrap_or_else(PoisonError::into_inner).push(of);
+            let mut saved = saved.write().unwrap_or_else(PoisonError::into_inner);
+            saved.push((self.id(), window));
+            // If it ends early, the next one begins before a boundary, and lasts until the one after.
+            if self.number(window.end) == self.number_from(window.start) {
+                let next = Span { start: window.end, end: self.after(window.start, 2) };
+                saved.push((self.id(), next));
+            }
         }
     }
 

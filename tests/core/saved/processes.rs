@@ -47,10 +47,11 @@ fn the_child_does_its_task() {
             Ok(_) => println!("\nopened"),
             Err(error) => println!("\nerror: {:?}: {error}", error.kind()),
         },
-        other => match other.strip_prefix("day ") {
-            Some(now) => count_on_a_day(file, now.parse().expect("milliseconds")),
-            None => panic!("{other}"),
-        },
+        other => {
+            let (task, now) = other.split_once(' ').expect("a time");
+            let now = now.parse().expect("milliseconds");
+            if task == "day" { count_on_a_day(file, now) } else { count_for_days(file, now) }
+        }
     }
 }
 
@@ -106,6 +107,40 @@ fn count_on_a_day(file: &Path, now: u64) {
         (0..20).filter(|_| answer(limiter.check("alice")).allowed()).count()
     });
     println!("\npassed {passed:?}");
+}
+
+/// Takes 2 as the day ends by the file, and prints what is left then and later.
+fn count_for_days(file: &Path, midnight: u64) {
+    let clock = ManualClock::at_ms(midnight);
+    let store = MemoryStore::with_max_keys(100).clock(clock.clone());
+    let store = store.saved_to(file, Duration::MAX).expect("opens");
+    let keeps = Quota::per_day(5).in_zone("Test/Zone").rollover_up_to(10);
+    let limiter = Limit::new(keeps).name("keeps").store(store);
+    assert!(answer(limiter.check_cost("alice", 2)).allowed());
+    let left = [0, 5, 24, 29].map(|hours| {
+        clock.set_ms(midnight + hours * 3_600_000);
+        answer(limiter.peek("alice")).remaining()
+    });
+    println!("\nleft {left:?}");
+}
+
+/// By the new edition the day ends some hours after the file's, and grants no second time then.
+#[test]
+fn a_window_behind_one_that_ended_early_grants_once() {
+    let midnight = 1_700_006_400_000;
+    for hours in [-1, -5] {
+        let folder = folder();
+        let zones = folder.path().join("zones");
+        let told = |hours, task: &str, now: u64| {
+            zone(&zones, hours);
+            let mut child = child(&format!("{task} {now}"), &folder.path().join("counts"));
+            child.env("TZDIR", &zones);
+            output(child).0
+        };
+        assert!(told(0, "day", midnight - 3_600_000).contains("passed [5, 10]"));
+        let told = told(hours, "days", midnight);
+        assert!(told.contains("left [3, 3, 3, 8]"), "{hours}: {told}");
+    }
 }
 
 /// S35: the end of a window that runs is in the file, and binds another edition of the zone data.
