@@ -58,8 +58,10 @@ mod upkeep;
 
 use health::Health;
 pub(super) use nodes::{Links, Servers};
+#[cfg(feature = "sentinel")]
+pub(super) use origin::Name;
 use origin::{Handle, needs_replacement};
-pub(super) use origin::{Name, Origin, is_from_replica};
+pub(super) use origin::{Origin, is_from_replica};
 use upkeep::{PAUSE, Status, Upkeep};
 
 /// Without answers for this long, a connection is tested before it is used.
