@@ -168,6 +168,8 @@ where
                                 return Poll::Pending;
                             }
                         },
+                        // Its charge is in flight, and it may be called when that is granted.
+                        Poll::Ready(Next::Wait) if limited.is_asking() => {}
                         Poll::Ready(Next::Wait) => {
                             held.service = held.service.clone();
                             is_ready = false;

@@ -19,6 +19,7 @@ use http::request::Parts;
 use http::{Request, Response};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep, sleep_until};
+use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
@@ -532,6 +533,25 @@ async fn requests_that_wait_notice_that_their_limit_was_lifted() {
             let used = limits.of("a").with_quotas(Quota::per_day(1)).peek(Key::global());
             assert_eq!(used.await.expect("memory").used(), 1, "they pass uncounted");
         }
+    }
+}
+
+/// The services are limits of concurrency, which panic if they are called without a permit.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_charged_in_another_line_keeps_its_service_ready() {
+    type Ease = fn(&Limiter);
+    let eases: [Ease; 2] =
+        [|limiter| limiter.set_quotas(Plan::UNLIMITED), |limiter| limiter.set_shadow(true)];
+    for ease in eases {
+        let limit = |name, tokens| Quota::per_day(tokens).name(name).key(Key::global());
+        let limits = Limits::new([limit("a", 1), limit("b", 9)]).store(FarStore::new(|| 20));
+        let layer = FixedWindowLayer::new(&limits).queue(9, LONG);
+        let service = layer.layer(ConcurrencyLimitLayer::new(1).layer(service_fn(inner)));
+        assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
+        let waiting = tokio::spawn(status(service.oneshot(get("/"))));
+        sleep(ms(10_000)).await;
+        ease(limits.of("a"));
+        assert_eq!(waiting.await.expect("no panic"), 200);
     }
 }
 
