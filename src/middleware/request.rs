@@ -688,7 +688,7 @@ impl Drop for LimitedRequest {
         }
         if let Some(rare) = &mut self.rare
             && let Some(waiting) = rare.waiting.take()
-            && let InQueue { place, asked: Some(mut asked) } = *waiting
+            && let InQueue { place, asked: Some(mut asked), .. } = *waiting
         {
             // The next one would be refused by its tokens before they are back.
             asked.abandon(place);

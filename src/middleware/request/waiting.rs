@@ -1,5 +1,6 @@
 //! A request in the queue: it is charged when it is its turn.
 
+use std::mem;
 use std::task::{Context, Poll};
 
 use http::request::Parts;
@@ -14,6 +15,8 @@ use crate::sync::Instant;
 pub(super) struct InQueue {
     pub(super) place: Place,
     pub(super) asked: Option<PendingDecision>,
+    /// Since the last look.
+    has_changed: bool,
 }
 
 impl LimitedRequest {
@@ -28,7 +31,7 @@ impl LimitedRequest {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
         let arrived = arrived.unwrap_or_else(Instant::now);
         let place = Place::new(queue, self.claim(arrived));
-        self.rare().waiting = Some(Box::new(InQueue { place, asked: None }));
+        self.rare().waiting = Some(Box::new(InQueue { place, asked: None, has_changed: false }));
         match self.poll_queue(parts, true, None) {
             Poll::Ready(next) => next,
             Poll::Pending => Next::Wait,
@@ -58,16 +61,18 @@ impl LimitedRequest {
                     break Poll::Pending;
                 };
                 answer
-            } else if self.is_eased() {
-                if !is_ready {
-                    break Poll::Ready(Next::Ask);
-                }
-                let arrived = waiting.place.claim.arrived;
-                drop(waiting);
-                self.renew();
-                return Poll::Ready(self.begin_again(parts, arrived));
             } else {
-                let changed = self.renew().then(|| self.terms());
+                // First, and once: a change after this is one of the next look.
+                waiting.has_changed |= self.renew();
+                if self.is_eased(waiting.has_changed) {
+                    if !is_ready {
+                        break Poll::Ready(Next::Ask);
+                    }
+                    let arrived = waiting.place.claim.arrived;
+                    drop(waiting);
+                    return Poll::Ready(self.begin_again(parts, arrived));
+                }
+                let changed = mem::take(&mut waiting.has_changed).then(|| self.terms());
                 match waiting.place.look(changed, is_ready, cx.as_deref_mut()) {
                     Turn::Wait => break Poll::Pending,
                     Turn::Ask if !is_ready => break Poll::Ready(Next::Ask),
@@ -99,12 +104,10 @@ impl LimitedRequest {
     }
 
     /// Some limits were lifted, or are in shadow mode by now.
-    fn is_eased(&self) -> bool {
-        let has_changed = !self.current.is_current_now();
+    fn is_eased(&self, has_changed: bool) -> bool {
         self.lines().any(|line| {
-            let limiter = &self.settings_of(line).limiter;
-            limiter.end_changes();
-            limiter.live().is_shadow() || has_changed && self.is_lifted(line)
+            let is_shadow = self.settings_of(line).limiter.live().is_shadow();
+            is_shadow || has_changed && self.is_lifted(line)
         })
     }
 
