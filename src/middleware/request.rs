@@ -168,14 +168,16 @@ impl LimitedRequest {
 
     /// For a request that has waited, some of whose limits were lifted or are in shadow mode by now.
     fn begin_again(&mut self, parts: &Parts, arrived: Instant) -> Next {
-        let others = self.rare.as_mut().map(|rare| mem::take(&mut rare.others));
+        let Rare { others, aside, .. } = mem::take(self.rare());
         let first = mem::take(&mut self.first);
+        let before = iter::once(first).chain(others).map(|line| (line, false));
+        let aside = aside.into_iter().map(|(line, _)| (line, true));
         let mut lines = FoundLines::None;
-        for line in iter::once(first).chain(others.into_iter().flatten()) {
+        for (line, is_aside) in before.chain(aside) {
             if self.is_lifted(&line) {
                 continue;
             }
-            let is = match self.settings_of(&line).limiter.live().is_shadow() {
+            let is = match is_aside || self.settings_of(&line).limiter.live().is_shadow() {
                 true => FoundLines::Shadow,
                 false => FoundLines::Enforced,
             };

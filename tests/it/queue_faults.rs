@@ -555,6 +555,21 @@ async fn a_request_that_is_charged_in_another_line_keeps_its_service_ready() {
     }
 }
 
+/// A request that has waited is counted by limits in shadow mode also if no other is left.
+#[tokio::test(start_paused = true)]
+async fn a_limit_in_shadow_mode_counts_requests_whose_limit_was_lifted() {
+    let limit = |name, tokens| Quota::per_day(tokens).name(name).key(Key::global());
+    let limits = Limits::new([limit("a", 1), limit("b", 9).shadow()]);
+    let limits = limits.store(MemoryStore::new().clock(paused_clock()));
+    let service = boxed(&FixedWindowLayer::new(&limits).queue(9, LONG));
+    assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
+    let waiting = tokio::spawn(status(service.oneshot(get("/"))));
+    sleep(ms(10_000)).await;
+    limits.of("a").set_quotas(Plan::UNLIMITED);
+    assert_eq!(waiting.await.expect("no panic"), 200);
+    assert_eq!(limits.of("b").peek(Key::global()).await.expect("memory").used(), 2);
+}
+
 /// A shadow mode that was over before anybody was polled changes nothing.
 #[tokio::test(start_paused = true)]
 async fn a_request_keeps_its_place_when_a_shadow_mode_has_ended() {
