@@ -50,7 +50,7 @@ impl Live {
 
     pub(super) fn with_quotas(self: &Arc<Self>, quotas: Quotas) -> Self {
         let limit = Limit { quotas, plan: None, tracked: None, ..self.limit.clone() };
-        let plan_of = Some(Arc::clone(self));
+        let plan_of = Some(self.plan_of.clone().unwrap_or_else(|| Arc::clone(self)));
         Self { tracker: self.tracker.clone(), plan_of, ..Self::new(limit) }
     }
 

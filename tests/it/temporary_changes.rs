@@ -447,6 +447,23 @@ fn tens_of_thousands_of_keys_have_quotas_of_their_own() {
     assert_eq!(limit(MANY), 1);
 }
 
+#[test]
+fn plans_of_plans_end_the_changes_of_their_limit_and_keep_no_others_alive() {
+    let (store, clock) = store();
+    let api = per_day(5).store(store);
+    let mut plan = api.with_quotas(Quota::per_day(9)).with_quotas(Quota::per_day(8));
+    api.set_quotas_until(Quota::per_day(50), in_an_hour());
+    clock.advance(HOUR);
+    assert!(block_on(plan.check("a")).expect("memory").allowed());
+    clock.set_ms(NOW_MS);
+    assert_eq!(api.quotas(), Some(Quota::per_day(5).into()), "it has ended");
+    for _ in 0..50_000 {
+        plan = plan.with_quotas(Quota::per_day(7));
+    }
+    // One that holds the one before it, and so on, overflows the stack here.
+    drop(plan);
+}
+
 /// In a layer, requests pass uncounted. Without requests, they are counted and pass.
 #[test]
 fn limits_are_lifted_and_set_again_at_run_time() {
