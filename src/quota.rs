@@ -267,13 +267,16 @@ impl Quota {
     /// ```
     ///
     /// # Panics
-    /// If the quota is in a time zone already: write `.starting_at(..)` before `.in_zone(..)`.
+    /// If the quota has a first day, or is in a time zone already: write `.starting_at(..)` before
+    /// `.in_zone(..)`.
     #[track_caller]
     pub const fn starting_at(self, since_epoch: Duration) -> Self {
-        if let Anchor::Calendar(Calendar { zone, .. }) = self.anchor
-            && !zone.is_utc()
-        {
-            panic!("{}", QuotaError::CalendarAnchor.message());
+        if let Anchor::Calendar(Calendar { period, zone, .. }) = self.anchor {
+            let is_usual = matches!(period, Period::Month(1) | Period::Year(1, 1));
+            let has_first_day = self.since.0 < 0 && !is_usual;
+            if has_first_day || !zone.is_utc() {
+                panic!("{}", QuotaError::CalendarAnchor.message());
+            }
         }
         let millis = since_epoch.as_millis();
         let most = Self::MAX_TOKENS as u128;
@@ -371,7 +374,8 @@ impl Quota {
     /// Lets weeks begin on this day.
     ///
     /// # Panics
-    /// If the quota is not one of [`per_week`](Self::per_week).
+    /// If the quota is not one of [`per_week`](Self::per_week), or begins at an
+    /// [instant](Self::starting_at).
     #[track_caller]
     pub const fn from_weekday(self, first: Weekday) -> Self {
         expect_quota(self.starting_on(Period::Week(first)))
@@ -381,8 +385,8 @@ impl Quota {
     /// a window runs from 31 January to 28 February, and the next one to 31 March.
     ///
     /// # Panics
-    /// If there is no such day, or the quota is not one of [`per_month`](Self::per_month).
-    /// [`try_from_day`](Self::try_from_day) returns an error instead.
+    /// If there is no such day, or the quota is not one of [`per_month`](Self::per_month), or begins
+    /// at an [instant](Self::starting_at). [`try_from_day`](Self::try_from_day) returns an error instead.
     #[track_caller]
     pub const fn from_day(self, first: u8) -> Self {
         expect_quota(self.try_from_day(first))
@@ -391,7 +395,8 @@ impl Quota {
     /// The same as [`from_day`](Self::from_day), for billing days from a database.
     ///
     /// # Errors
-    /// [`QuotaError::FirstDay`].
+    /// [`QuotaError::FirstDay`], or after [`starting_at`](Self::starting_at)
+    /// [`QuotaError::CalendarAnchor`].
     pub const fn try_from_day(self, first: u8) -> Result<Self, QuotaError> {
         self.starting_on(Period::Month(first))
     }
@@ -400,7 +405,8 @@ impl Quota {
     /// years.
     ///
     /// # Panics
-    /// If there is no such day, or the quota is not one of [`per_year`](Self::per_year).
+    /// If there is no such day, or the quota is not one of [`per_year`](Self::per_year), or begins at
+    /// an [instant](Self::starting_at).
     #[track_caller]
     pub const fn from_date(self, month: u8, day: u8) -> Self {
         expect_quota(self.starting_on(Period::Year(month, day)))
@@ -409,7 +415,10 @@ impl Quota {
     const fn starting_on(self, first: Period) -> Result<Self, QuotaError> {
         match (self.calendar(), first.validated()) {
             (Ok(Calendar { period, zone, .. }), Ok(first)) if period.kind() == first.kind() => {
-                Ok(self.on_calendar(first, zone))
+                match self.since.0 {
+                    ..0 => Ok(self.on_calendar(first, zone)),
+                    _ => Err(QuotaError::CalendarAnchor),
+                }
             }
             (Ok(_), _) => Err(QuotaError::FirstDay),
             (Err(error), _) => Err(error),

@@ -369,12 +369,44 @@ fn an_invalid_quota_is_rejected_when_it_is_built() {
     assert!(Quota::try_new(0, ms(1)).is_ok());
     assert!(Quota::try_new(Quota::MAX_TOKENS, Quota::MAX_WINDOW).is_ok());
 
-    let refused: [(Build, &str); 20] = [
+    let refused: [(Build, &str); 25] = [
         (|| Quota::per_month(1).staggered().into(), "a calendar says where windows begin"),
         (|| Quota::per_month(1).from_first_request().into(), "a calendar says where"),
         (
             || Quota::per_month(1).in_zone("Asia/Tokyo").starting_at(Duration::ZERO).into(),
             "write starting_at in place of a first day, before in_zone",
+        ),
+        (
+            || {
+                Quota::per_month(9)
+                    .starting_at(Duration::ZERO)
+                    .in_zone("Asia/Tokyo")
+                    .from_day(3)
+                    .into()
+            },
+            "write starting_at in place of a first day",
+        ),
+        (
+            || {
+                Quota::per_month(9)
+                    .starting_at(Duration::ZERO)
+                    .from_day(3)
+                    .in_zone("Asia/Tokyo")
+                    .into()
+            },
+            "write starting_at in place of a first day",
+        ),
+        (
+            || Quota::per_week(9).starting_at(Duration::ZERO).from_weekday(Weekday::Sunday).into(),
+            "write starting_at in place of a first day",
+        ),
+        (
+            || Quota::per_week(9).from_weekday(Weekday::Sunday).starting_at(Duration::ZERO).into(),
+            "write starting_at in place of a first day",
+        ),
+        (
+            || Quota::per_month(9).from_day(15).starting_at(Duration::ZERO).into(),
+            "write starting_at in place of a first day",
         ),
         (|| Quota::per_day(1).staggered().in_zone("Asia/Tokyo").into(), "a calendar says where"),
         (|| Quota::per_hour(1).in_zone("Asia/Tokyo").into(), "write Quota::per_day(n), per_week"),
