@@ -218,6 +218,10 @@ impl KeyQuotas {
     }
 
     pub(super) fn set(&mut self, key: Key, quotas: Plan, until: i64) {
+        // Those that have ended are told by their ends. After a clock's step back, this is one too.
+        while let Some(ended) = self.ended.filter(|ended| until <= *ended) {
+            self.end(ended);
+        }
         self.set += 1;
         let end = (until, self.set);
         if let Some((_, before)) = self.own.insert(key.clone(), (quotas, end)) {
@@ -238,15 +242,15 @@ impl KeyQuotas {
 
         let is_due = |end: &End| end.0 <= now;
         for removed in 0..MOST {
-            match self.ends.first_entry().filter(|first| is_due(first.key())) {
-                Some(first) => _ = self.own.remove(&first.remove()),
-                None => {
-                    self.ended = None;
-                    return removed;
-                }
-            }
+            let Some(first) = self.ends.first_entry().filter(|first| is_due(first.key())) else {
+                // After a clock's step back, those that had ended are not due.
+                let next = self.ends.keys().next().map(|(until, _)| *until);
+                self.ended = self.ended.filter(|ended| next.is_some_and(|next| next <= *ended));
+                return removed;
+            };
+            self.own.remove(&first.remove());
         }
-        self.ended = Some(now);
+        self.ended = self.ended.max(Some(now));
         MOST
     }
 }

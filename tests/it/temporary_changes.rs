@@ -447,6 +447,30 @@ fn tens_of_thousands_of_keys_have_quotas_of_their_own() {
     assert_eq!(limit(MANY), 1);
 }
 
+/// They are removed a few at a time.
+#[test]
+fn quotas_of_many_keys_stay_ended_when_the_clock_has_stepped_back() {
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let (store, clock) = store();
+    let api = Limit::new(Quota::per_day(1)).name("api").store(store);
+    let limit = |key: u64| block_on(api.peek(key)).expect("memory").limit();
+    for key in 0..300 {
+        api.set_key_quotas_until(key, Quota::per_day(5), in_an_hour());
+    }
+    clock.advance(minutes(60));
+    assert_eq!(limit(299), 1);
+    clock.set_ms(NOW_MS + 50 * 60_000);
+    api.set_quotas_until(Quota::per_day(2), at(NOW_MS) + minutes(51));
+    assert_eq!(limit(299), 2);
+    clock.advance(minutes(1));
+    assert_eq!(limit(299), 1, "another change has ended");
+    api.set_key_quotas_until(300, Quota::per_day(7), at(NOW_MS) + minutes(55));
+    assert_eq!(limit(300), 7, "set after the step back");
+    clock.advance(minutes(4));
+    assert_eq!((limit(299), limit(300)), (1, 1));
+    assert!(api.key_quotas().is_empty());
+}
+
 #[test]
 fn plans_of_plans_end_the_changes_of_their_limit_and_keep_no_others_alive() {
     let (store, clock) = store();
