@@ -278,7 +278,7 @@ impl Limiter {
                 mistakes::note_cost(account, actual);
                 let taken = self.store.adjust(Adjust::take(account, more, decision));
                 match self.live.limit().warns() {
-                    true => self.warn_after(taken, account, more),
+                    true => self.warn_after(taken, account, more, decision.is_local()),
                     false => taken,
                 }
             }
@@ -289,14 +289,23 @@ impl Limiter {
         }
     }
 
-    /// Warns of the share that tokens beyond a charge have reached, by a peek.
-    fn warn_after(&self, taken: Reply<()>, account: Account<'_>, more: u64) -> Reply<()> {
+    /// Warns of the share that tokens beyond a charge have reached, by a peek at the count that they
+    /// were taken from.
+    fn warn_after(
+        &self,
+        taken: Reply<()>,
+        account: Account<'_>,
+        more: u64,
+        is_local: bool,
+    ) -> Reply<()> {
         let (this, account) = (self.clone(), account.to_owned());
         let look = move || {
             let peek = this.store.charge(Charge::new(account.as_account(), 0).peeking());
             peek.map(move |decision| {
-                let account = account.as_account();
-                this.live().limit().warn(account.key(), account.quotas(), &decision, more);
+                if decision.is_local() == is_local {
+                    let account = account.as_account();
+                    this.live().limit().warn(account.key(), account.quotas(), &decision, more);
+                }
             })
         };
         // The correction is made, even if the store does not answer the peek.

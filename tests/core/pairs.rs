@@ -178,6 +178,33 @@ async fn a_true_cost_warns_while_the_store_fails() {
     }
 }
 
+/// What this node counted by itself says nothing of the store's count.
+#[tokio::test(start_paused = true)]
+async fn a_true_cost_does_not_warn_by_counts_of_which_it_is_no_part() {
+    for fails in [false, true] {
+        let database = Database::start();
+        let limit = Quota::per_hour(10).name("far");
+        let others = limit.clone().store(Remote::around(database.clone()));
+        let warned = Arc::new(AtomicU64::new(0));
+        let of = Arc::clone(&warned);
+        let far = limit.warn_at(80, move |_| {
+            of.fetch_add(1, Ordering::SeqCst);
+        });
+        let far = far.store(Remote::around(database.clone()));
+        database.fail("far", fails);
+        let receipt = far.charge("alice", 1).await.expect("it answers").expect("it passes");
+        assert_eq!(receipt.decision().is_local(), fails);
+        database.fail("far", false);
+        sleep(60 * SECOND).await;
+        let cost = if fails { 8 } else { 6 };
+        assert!(others.check_cost("alice", cost).await.expect("it answers").allowed());
+        far.settle(receipt, 2).await.expect("it answers");
+        sleep(SECOND).await;
+        assert!(!far.peek("alice").await.expect("it answers").is_local());
+        assert_eq!(warned.load(Ordering::SeqCst), u64::from(!fails), "fails: {fails}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_settled_limit_without_a_layer_asks_again_after_a_second() {
     for kind in 0..3 {
