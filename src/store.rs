@@ -186,8 +186,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Returns the [`Remote`] that this store is or contains: its deadline, policy and known
     /// refusals then apply to the charge as a whole, even if its lines are charged one after the
-    /// other. A store around a `Remote` needs this, and the three functions without a default. By
-    /// default, `None`.
+    /// other. A store around a `Remote` needs this, and the three functions without a default. If it
+    /// rewrites charges, it has to charge all lines of each, or to say that it doesn't
+    /// [charge together](Self::charges_together). By default, `None`.
     fn remote(&self) -> Option<Remote> {
         None
     }
