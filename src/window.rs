@@ -256,11 +256,7 @@ impl<'a> Window<'a> {
     /// for as long as the clock was ahead (S4).
     #[inline]
     pub(crate) fn settled(&self) -> Option<State> {
-        self.moves().then(|| self.take(0))
-    }
-
-    pub(crate) fn moves(&self) -> bool {
-        matches!(self.until, StateEnd::Moved(_))
+        matches!(self.until, StateEnd::Moved(_)).then(|| self.take(0))
     }
 
     #[inline]

@@ -192,6 +192,25 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
     store.adjust(Adjust::refund(account, 5, &first)).await.expect("the store answers");
     assert_eq!(used(&limit, "one").await, [5], "a window that has ended takes nothing back");
 
+    // The clock is a day ahead for a while, and back. The count that moves along is of the window that
+    // was charged last (S4).
+    let ahead = Key::from("ahead");
+    let charge = Charge::new(Account::new(&scope, &quotas, &ahead), 5);
+    let refund = |decision| Adjust::refund(charge.account(), 5, decision);
+    clock.set_ms(NOW_MS + 86_400_000);
+    let ended = store.charge(charge).await.expect("the store answers");
+    clock.advance(2 * MINUTE);
+    let moved = store.charge(charge).await.expect("the store answers");
+    assert!(ended.allowed() && moved.allowed());
+    clock.set_ms(NOW_MS + 60_000);
+    store.adjust(refund(&ended)).await.expect("the store answers");
+    assert_eq!(used(&limit, "ahead").await, [5], "a step back revives no window that has ended");
+    assert!(!allowed(&limit, "ahead", 1).await, "the count has moved along");
+    clock.advance(MINUTE);
+    assert!(allowed(&limit, "ahead", 5).await, "and ends with this window");
+    store.adjust(refund(&moved)).await.expect("the store answers");
+    assert_eq!(used(&limit, "ahead").await, [5], "what has moved is not returned for later tokens");
+
     // A correction creates no counter, and revives none.
     clock.set_ms(NOW_MS + 180_000);
     let rollover = Quotas::from(Quota::per_minute(5).rollover_up_to(9));

@@ -125,13 +125,14 @@ impl<'a> Adjust<'a> {
         #[cfg(feature = "testing")]
         crate::sync::held_up::wait();
         let window = |i, quota| self.account.window(now, quota, |_| states[i]);
-        let writes = self.apply_over(now, &self.account.windows(window));
+        let writes = self.apply_over(now, &states, &self.account.windows(window));
         writes.into_iter().take(self.account.quotas.len()).collect()
     }
 
     pub(super) fn apply_over(
         &self,
         now: i64,
+        states: &[Option<State>; Quotas::MAX],
         windows: &[Window<'a>; Quotas::MAX],
     ) -> [Option<State>; Quotas::MAX] {
         let mut writes = [None; Quotas::MAX];
@@ -139,11 +140,13 @@ impl<'a> Adjust<'a> {
             return writes;
         }
         for (i, window) in windows[..self.account.quotas.len()].iter().enumerate() {
+            // A step back moves the window of a state, whose start still says which tokens it counts.
+            let start = states[i].map_or(i64::MIN, |state| state.start).max(window.start());
             writes[i] = match self.within {
                 // A window that has ended stays ended, even if the clock has stepped back (S4).
-                Some(within) if now.max(window.start()) >= within[i].end => None,
+                Some(within) if now.max(start) >= within[i].end => None,
                 // A state that it has moved before may have ended since, and be of later tokens.
-                Some(within) if window.start() < within[i].start && !window.moves() => None,
+                Some(within) if start < within[i].start => None,
                 Some(within) if window.is_reserved_past(within[i].end) => None,
                 Some(_) => window.give_back(self.tokens),
                 None => Some(window.take(self.tokens)),

@@ -215,7 +215,8 @@ impl Store for MemoryStore {
         let (now, mut locked) = self.find(scope, key);
         let [(places, windows)] = locked.locate(now, &[(account, adjust.tokens())]);
         let shard = locked.shard_of(0);
-        let writes = adjust.apply_over(now, &windows);
+        let states = places.map(|place| shard.state_at(place));
+        let writes = adjust.apply_over(now, &states, &windows);
         let mut answer = Ok(());
         for ((place, state), quota) in places.into_iter().zip(writes).zip(quotas) {
             // An overflow entry may hold other keys' tokens: a refund to it is dropped.

@@ -49,6 +49,24 @@ fn tokens_that_a_step_back_has_moved_are_not_returned_for_later_ones() {
     }
 }
 
+/// S14: the window that the tokens were taken from had ended before the clock stepped back.
+#[test]
+fn a_step_back_does_not_revive_a_window_that_has_ended() {
+    for grid in [Grid::Aligned, Grid::Staggered, Grid::FirstRequest] {
+        let spec = Spec { amounts: (5, 0, 0), window_ms: 100, grid };
+        let mut rig = Rig::new(vec![vec![spec]], 86_400_000);
+        assert!(rig.charge(5, false).allowed());
+        rig.go_to(86_400_200);
+        assert!(rig.charge(5, false).allowed());
+        rig.go_to(1_000);
+        rig.settle(0, None);
+        assert_eq!(left(&rig.peek(0)), [0]);
+        // The state is of the second charge's window, though it is found in another one.
+        rig.settle(0, None);
+        assert_eq!(left(&rig.peek(0)), [5]);
+    }
+}
+
 /// Found by the properties below.
 #[test]
 fn a_state_from_the_end_of_time_lasts_whole_windows_after_a_step_back() {

@@ -36,8 +36,8 @@ pub(crate) struct Now {
     start: i128,
     used: i128,
     until: Option<i128>,
-    /// The stored window is a later one: the clock has stepped back (S4).
-    from_ahead: bool,
+    /// The start of the stored window, if it is a later one: the clock has stepped back (S4).
+    from_ahead: Option<i128>,
 }
 
 /// The contents of a decision.
@@ -132,7 +132,7 @@ impl Terms {
             start: self.start_of(now, shift),
             used: self.floor(),
             until: None,
-            from_ahead: false,
+            from_ahead: None,
         };
         let Some(Counter { start, used, until }) = counter else { return fresh };
         if now >= until {
@@ -141,13 +141,13 @@ impl Terms {
         if now < start {
             let used = used.max(self.floor());
             if start - now < self.window {
-                return Now { start, used, until: Some(until), from_ahead: false };
+                return Now { start, used, until: Some(until), from_ahead: None };
             }
             let moved = self.start_of(now, shift);
             // Whole windows, also for a state whose last window the end of time has cut short.
             let windows = (until - start + self.window - 1) / self.window;
             let until = Some(self.after(moved, windows));
-            return Now { start: moved, used, until, from_ahead: true };
+            return Now { start: moved, used, until, from_ahead: Some(start) };
         }
         let (mut start, mut used) = (start, used.max(self.floor()));
         let mut entered = 0;
@@ -162,12 +162,12 @@ impl Terms {
             entered += 1;
         }
         if entered > 0 {
-            used = self.lasting(Now { start, used, until: Some(until), from_ahead: false });
+            used = self.lasting(Now { start, used, until: Some(until), from_ahead: None });
         }
         if entered > 0 && used == self.floor() {
             fresh
         } else {
-            Now { start, used, until: Some(until), from_ahead: false }
+            Now { start, used, until: Some(until), from_ahead: None }
         }
     }
 
@@ -328,7 +328,7 @@ impl Model {
             charged_from: windows.iter().map(|window| window.start).collect(),
         });
         for (i, terms) in terms.iter().enumerate() {
-            if granted > 0 || windows[i].from_ahead && ask != Ask::Peek {
+            if granted > 0 || windows[i].from_ahead.is_some() && ask != Ask::Peek {
                 self.counters[i] = Some(terms.keep(windows[i], granted));
             }
         }
@@ -352,11 +352,12 @@ impl Model {
         let windows = self.look(terms, now);
         for (i, terms) in terms.iter().enumerate() {
             let window = windows[i];
+            let counted_from = window.from_ahead.unwrap_or(window.start);
             let refundable = window.until.is_some()
                 // A window that a step forward has ended stays ended (S4).
-                && now.max(window.start) < taken.refundable_until[i]
+                && now.max(counted_from) < taken.refundable_until[i]
                 // What a step back has moved before may be of later tokens.
-                && (window.from_ahead || window.start >= taken.charged_from[i])
+                && counted_from >= taken.charged_from[i]
                 && !terms.is_reserved_after(window, taken.refundable_until[i]);
             if actual > taken.cost || actual < taken.cost && refundable {
                 self.counters[i] = Some(terms.keep(window, actual - taken.cost));

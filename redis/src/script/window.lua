@@ -445,8 +445,10 @@ end
 -- Whether the window of tokens has not ended, and none of a later one are taken
 -- (Window::is_reserved_past).
 local function takes_back(q)
-  -- A count that a step back has moved before may have ended since, and be of later tokens.
-  if q.start < q.from and not q.stepped_back then
+  -- A step back moves the window of a count, whose start still says which tokens it is of. One that it
+  -- has moved before may have ended since, and be of later tokens.
+  local start = max(q.start, q.stored_start)
+  if start < q.from then
     return false
   end
   local n = 0
@@ -454,10 +456,10 @@ local function takes_back(q)
     n = in_debt(q, 0)
   end
   if q.starts then
-    return min(q.number + n, q.last) < q.returns
+    return max(min(q.number + n, q.last), q.stored_number) < q.returns
   end
-  -- Also where the clock has stepped back since: what has ended stays ended.
-  return max(now, q.start) < q.returns
+  -- What has ended stays ended.
+  return max(now, start) < q.returns
     and (n == 0 or begins(q, n) < q.returns or begins(q, n + 1) <= q.returns)
 end
 

@@ -313,6 +313,13 @@ impl Shard {
         self.table.set(slot, until, Count { start, used: -MAX });
     }
 
+    pub(super) fn state_at(&self, place: CountedIn) -> Option<State> {
+        match place {
+            CountedIn::Own(slot) => Some(state(self.table.get(slot))),
+            _ => None,
+        }
+    }
+
     #[inline]
     pub(super) fn write(&mut self, now: i64, place: CountedIn, state: State) {
         let State { start, used, until, .. } = state;
