@@ -144,10 +144,13 @@ async fn resets<S: Store>(store: Arc<S>) {
         limiter(&store, "here", hour.staggered().and(hour.from_first_request())),
         limiter(&store, "here", Quota::per_minute(5).and(hour.starting_at(MINUTE))),
     ];
-    for key in ["one", "two", "*", "on"] {
-        assert!(allowed(&here, key, 1).await && allowed(&there, key, 1).await);
+    // Its bytes begin with those of "one".
+    let longer = Key::from(("one", 7_u64));
+    let keys = ["one", "two", "*", "on"].map(Key::from).into_iter().chain([longer.clone()]);
+    for key in keys.clone() {
+        assert!(allowed(&here, key.clone(), 1).await && allowed(&there, key.clone(), 1).await);
         for limit in &beside {
-            assert!(allowed(limit, key, 1).await);
+            assert!(allowed(limit, key.clone(), 1).await);
         }
     }
     for key in ["*", "one"] {
@@ -158,11 +161,12 @@ async fn resets<S: Store>(store: Arc<S>) {
             assert!(used.iter().all(|used| *used == 0), "a reset is of all quotas: {used:?}");
         }
     }
-    for key in ["two", "on"] {
-        assert_eq!(used(&here, key).await, [2, 1], "a reset is of one key only");
-        assert_eq!(used(&beside[0], key).await, [1], "a reset is of one key only");
+    for key in [Key::from("two"), Key::from("on"), longer] {
+        let only = "a reset is of one key only, found by all of its bytes";
+        assert_eq!(used(&here, key.clone()).await, [2, 1], "{only}");
+        assert_eq!(used(&beside[0], key).await, [1], "{only}");
     }
-    for key in ["one", "two", "*", "on"] {
+    for key in keys {
         assert_eq!(used(&there, key).await, [1, 1], "a reset is of one scope only");
     }
     assert!(allowed(&here, "one", 1).await, "after a reset a key is new");

@@ -73,7 +73,8 @@ pub const CALENDAR_VECTORS: [&str; 2] = [
 /// `new` creates two handles of the same counters, as two nodes have: of a store in a database two
 /// values that share nothing in this process, each with connections of its own. The counters are
 /// empty, and nobody else has them: give each call a table or a prefix of its own (there are some
-/// 250). Both handles read the given clock. They remember no refusals: of a [`Remote`] that is
+/// 250). Both handles read the given clock. They remember no refusals: give a
+/// [`Shared`] without a [`Remote`], or a `Remote` with
 /// [`remember_refusals(Duration::ZERO)`](Remote::remember_refusals). `block_on` waits for a future
 /// on the current thread: that of `tower_fixed_window::testing`, or a runtime's.
 ///
@@ -81,6 +82,7 @@ pub const CALENDAR_VECTORS: [&str; 2] = [
 /// both are called at once, while some decisions are held up between what they read and what they
 /// write.
 ///
+/// [`Shared`]: tower_fixed_window::store::Shared
 /// [`Remote`]: tower_fixed_window::store::Remote
 /// [`Remote::remember_refusals`]: tower_fixed_window::store::Remote::remember_refusals
 ///
@@ -96,6 +98,8 @@ pub fn conformance<S: Store>(
     let mut vectors = vec![VECTORS];
     #[cfg(feature = "time-zones")]
     vectors.extend(CALENDAR_VECTORS);
+    // Its words say more than a trace that fails.
+    block_on(Box::pin(contract::check(&nodes)));
     let in_one_step = nodes(ManualClock::default()).charges_together();
     if in_one_step {
         vectors.push(TOGETHER_VECTORS);
@@ -107,11 +111,11 @@ pub fn conformance<S: Store>(
     let (failed, report) =
         failures(TOGETHER_VECTORS, &|clock| Nodes::new(&in_order, clock), &block_on);
     assert_eq!(failed, in_order::EXCEPTED, "one limit after the other:\n{report}");
-    block_on(Box::pin(contract::check(&nodes)));
 
     let _held_up = testing::hold_up_decisions();
     let race = || Race::new(&new, &block_on);
     race().exact();
+    race().over_boundaries();
     race().first_charges();
     race().own_answers();
     race().all_or_nothing();

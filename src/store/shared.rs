@@ -100,7 +100,7 @@ pub trait Counters: Send + Sync + 'static {
     /// the order of the counters. `None`: there is no row. The counters are distinct, and sorted by
     /// scope, key and window.
     ///
-    /// No state is newer than the time: take it in the same statement.
+    /// No state is newer than the time: take it in the statement that reads, or after it.
     fn read(
         &self,
         counters: &[CounterId],

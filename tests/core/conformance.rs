@@ -50,6 +50,8 @@ enum Fault {
     ResetsEverything,
     ResetsTheScope,
     ResetsByPattern,
+    /// As where rows are found by the first bytes of a key.
+    ResetsLongerKeys,
     ResetsTheFirstQuotaOnly,
     ResetsTheQuotasChargedLast,
     ResetsNothing,
@@ -73,6 +75,8 @@ enum Fault {
     LosesRefundsBetweenNodes,
     ResetsForOneHandle,
     RetriesAConflictTwice,
+    /// Of what it has read it compares the tokens only, which may be the same in the next window.
+    ComparesOnlyTokens,
     SetsTheExpiryOnce,
     AnswersInTheWrongOrder,
 }
@@ -117,7 +121,7 @@ impl Faulty {
         match self.fault {
             Fault::LocksForEachHandle => Some(lock(&self.locks[self.handle])),
             Fault::LocksOnlyWhatIsThere if !is_there() => None,
-            Fault::RetriesAConflictTwice => None,
+            Fault::RetriesAConflictTwice | Fault::ComparesOnlyTokens => None,
             _ => Some(lock(&STEP)),
         }
     }
@@ -211,14 +215,22 @@ impl Faulty {
             lock(&seen).push((self.id(of, quota), state));
             state
         });
-        if self.fault == Fault::RetriesAConflictTwice && !writes.is_empty() {
+        let compares = [Fault::RetriesAConflictTwice, Fault::ComparesOnlyTokens];
+        if compares.contains(&self.fault) && !writes.is_empty() {
             let _step = lock(&STEP);
             let states = lock(&self.states).clone();
-            let is_same = |(id, state): &(String, Option<State>)| states.get(id) == state.as_ref();
+            let twice = self.fault == Fault::RetriesAConflictTwice;
+            let is_same = |(id, state): &(String, Option<State>)| match (states.get(id), state) {
+                (Some(is), Some(was)) if !twice => is.used == was.used,
+                (is, was) => is == was.as_ref(),
+            };
             if !lock(&seen).iter().all(is_same) {
-                // The first attempt is taken for undone.
+                let now = self.now();
                 let again = || charge.decide(now, |of, quota| self.load(of, quota, now));
-                again().1.iter().for_each(|(of, quota, state)| self.save(of, quota, *state));
+                if twice {
+                    // The first attempt is taken for undone.
+                    again().1.iter().for_each(|(of, quota, state)| self.save(of, quota, *state));
+                }
                 let (decision, writes) = again();
                 writes.iter().for_each(|(of, quota, state)| self.save(of, quota, *state));
                 return decision;
@@ -406,6 +418,10 @@ impl Store for Faulty {
             Fault::ResetsEverything => states.clear(),
             Fault::ResetsTheScope => states.retain(|id, _| !id.starts_with(&scope)),
             Fault::ResetsByPattern => states.retain(|id, _| !id.starts_with(&pattern)),
+            Fault::ResetsLongerKeys => {
+                let longer = format!("{scope}{key},");
+                states.retain(|id, _| !id.starts_with(&of_key) && !id.starts_with(&longer));
+            }
             Fault::ResetsTheFirstQuotaOnly => {
                 let first = states.keys().find(|id| id.starts_with(&of_key)).cloned();
                 first.and_then(|id| states.remove(&id));
@@ -510,6 +526,7 @@ mod the_suite_refuses_a_store_that {
         resets_everything: ResetsEverything,
         resets_the_scope: ResetsTheScope,
         resets_by_pattern: ResetsByPattern,
+        resets_longer_keys: ResetsLongerKeys,
         resets_the_first_quota_only: ResetsTheFirstQuotaOnly,
         resets_the_quotas_charged_last: ResetsTheQuotasChargedLast,
         resets_nothing: ResetsNothing,
@@ -527,6 +544,7 @@ mod the_suite_refuses_a_store_that {
         loses_refunds_between_nodes: LosesRefundsBetweenNodes,
         resets_for_one_handle: ResetsForOneHandle,
         retries_a_conflict_twice: RetriesAConflictTwice,
+        compares_only_tokens: ComparesOnlyTokens,
         sets_the_expiry_once: SetsTheExpiryOnce,
         answers_in_the_wrong_order: AnswersInTheWrongOrder,
     }
