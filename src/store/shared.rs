@@ -259,8 +259,9 @@ impl AnyTable {
         };
         let took = started.elapsed() * 2;
         let at = Instant::now();
-        let wanted = |waiting: &WaitingQuestion| waiting.is_wanted(at);
-        let asked = batch.iter().map(|waiting| wanted(waiting).then_some(&waiting.asked));
+        let wanted: Vec<_> = batch.iter().map(|waiting| waiting.is_wanted(at)).collect();
+        let asked = batch.iter().zip(&wanted);
+        let asked = asked.map(|(waiting, wanted)| wanted.then_some(&waiting.asked));
         let DecidedStep { groups, answers } = step.decide(asked, now, &had);
         let write = WaitingQuestion::wait_for(&mut batch, self.write(&groups)).await;
         let written = match write {
@@ -268,8 +269,12 @@ impl AnyTable {
             failed => return (fail(batch, failed), None),
         };
         let mut again = Vec::new();
-        for (mut waiting, (group, decision)) in batch.into_iter().zip(answers) {
-            if group.is_none_or(|group| written[group]) {
+        for ((mut waiting, wanted), (group, decision)) in batch.into_iter().zip(wanted).zip(answers)
+        {
+            if !wanted {
+                // Its caller may not have looked at the time yet.
+                waiting.answer(Err(StoreError::new(LATE)));
+            } else if group.is_none_or(|group| written[group]) {
                 waiting.answer(Ok(decision));
             } else if waiting.tries < TRIES {
                 waiting.tries += 1;

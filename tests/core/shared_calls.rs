@@ -401,6 +401,52 @@ fn charges_that_expire_before_they_are_sent_open_no_breaker() {
 }
 
 /// As over Redis (S32).
+/// Its reads stand still, with the runtime, for longer than callers wait.
+struct Blocking {
+    table: Table,
+    blocks: Arc<AtomicBool>,
+}
+
+impl Counters for Blocking {
+    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
+        let read = self.table.read(counters).await;
+        if self.blocks.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        read
+    }
+
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+        self.table.write(groups).await
+    }
+
+    async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
+        self.table.reset(scope, key).await
+    }
+}
+
+/// A correction is done, or an error says that it is not.
+#[test]
+fn a_correction_that_expires_while_its_counter_is_read_is_not_reported_as_done() {
+    let (table, blocks) = (Table::new(ManualClock::at_ms(NOW)), Arc::default());
+    let store = Shared::around(Blocking { table: table.clone(), blocks: Arc::clone(&blocks) });
+    let store = store.in_time(Duration::from_millis(10)).expect("it ends its calls");
+    let limiter = Limiter::new(Quota::per_minute(10).name("late").store(store));
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        // The first call of a runtime may take longer than the deadline.
+        let receipt = loop {
+            if let Ok(charged) = limiter.charge("ann", 1).await {
+                break charged.expect("it passes");
+            }
+        };
+        let used = table.used();
+        blocks.store(true, Ordering::SeqCst);
+        let settled = limiter.settle(receipt, 5).await;
+        assert_eq!((settled.is_ok(), table.used()), (false, used), "it was not made");
+    });
+}
+
 #[test]
 fn charges_lost_with_one_connection_are_one_failure() {
     run(async {
