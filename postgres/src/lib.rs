@@ -81,8 +81,8 @@ impl PostgresStore {
     /// If the address is not valid. A server that does not answer is not an error.
     pub fn new(address: &str) -> Result<Self, StoreError> {
         let wrong = "no address of Postgres: write postgres://user:password@host/database";
-        let parsed = address.parse::<Config>();
-        let mut config = parsed.map_err(|error| StoreError::with_source(wrong, error))?;
+        // The parser's error may quote a part of a password.
+        let mut config = address.parse::<Config>().map_err(|_| StoreError::new(wrong))?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(StoreError::new(wrong));
         }

@@ -27,11 +27,11 @@ async fn survives(address: impl Fn(&Postgres, &Postgres) -> String, moves: impl 
     let patient = limiter(patient);
     assert_eq!(counts(&patient).await, Some(1));
     assert_eq!(counts(&patient).await, Some(2));
-    wait_for("the replica to follow", || {
-        let seen = "SELECT coalesce((SELECT used FROM tfw_counters), 0) \
-                    FROM pg_class WHERE relname = 'tfw_counters'";
-        replica.run(seen) == "2"
-    });
+    // Until then it may have no table.
+    let written = primary.run("SELECT pg_current_wal_lsn()");
+    let follows = format!("SELECT pg_last_wal_replay_lsn() >= '{written}'");
+    wait_for("the replica to follow", || replica.run(&follows) == "t");
+    assert_eq!(replica.run("SELECT used FROM tfw_counters"), "2");
     let limiter = limiter(store.deadline(Duration::from_secs(2)));
     primary.kill();
     // No one takes writes.
