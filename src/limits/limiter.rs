@@ -364,7 +364,7 @@ impl Limiter {
         cost: u64,
         named: Option<&'a Quotas>,
         changed: &'a mut Option<Quotas>,
-    ) -> Result<((&'a Self, bool), (Account<'a>, u64)), StoreError> {
+    ) -> Result<AskedLine<'a>, StoreError> {
         let is_plan = named.is_some() || self.live.plan_of().is_some();
         if is_plan {
             self.end_changes();
@@ -410,6 +410,9 @@ impl Limiter {
         }
     }
 }
+
+/// Whose line it is and whether its quotas are its own, and the account with the cost.
+type AskedLine<'a> = ((&'a Limiter, bool), (Account<'a>, u64));
 
 impl Limiter {
     /// Returns the current quotas. `None` if they differ between requests
