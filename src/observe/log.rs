@@ -128,7 +128,7 @@ impl Observed<'_> {
             Event::Denied => "requests are refused with 503",
             _ => "requests are counted in this process",
         };
-        let (scope, error) = (self.name(), format_args!("{error}"));
+        let scope = self.name();
         match server {
             Some(server) => {
                 log!(
@@ -137,10 +137,16 @@ impl Observed<'_> {
                     scope = scope,
                     meanwhile = meanwhile,
                     server = server,
-                    error = error
+                    error = format_args!("{error}")
                 );
             }
-            None => log!(warn, WHAT, scope = scope, meanwhile = meanwhile, error = error),
+            None => log!(
+                warn,
+                WHAT,
+                scope = scope,
+                meanwhile = meanwhile,
+                error = format_args!("{error}")
+            ),
         }
     }
 
@@ -207,8 +213,7 @@ pub(crate) fn counts_loaded(file: &impl Display, bytes: u64, age_ms: i64) {
 pub(crate) fn counts_broken(reason: &impl Display, renamed_to: &impl Display) {
     const WHAT: &str = "the store starts empty, because its file can't be used";
 
-    let (reason, renamed_to) = (format_args!("{reason}"), format_args!("{renamed_to}"));
-    log!(warn, WHAT, reason = reason, renamed_to = renamed_to);
+    log!(warn, WHAT, reason = format_args!("{reason}"), renamed_to = format_args!("{renamed_to}"));
 }
 
 #[cfg(feature = "saved")]
