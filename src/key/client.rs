@@ -58,9 +58,10 @@ impl Trust {
 }
 
 impl ClientIp {
-    /// Trusts the proxies in these networks, in addition to earlier calls. A single address is a
-    /// network, too. Bits after the prefix are ignored. A client in a trusted network can forge its
-    /// address: a CDN's networks may hold requests of its other customers, too.
+    /// Trusts the proxies in these networks, in addition to earlier calls: a list, such as
+    /// `["10.0.0.0/8"]`. A single address is a network, too. Bits after the prefix are ignored. A
+    /// client in a trusted network can forge its address: a CDN's networks may hold requests of its
+    /// other customers, too.
     ///
     /// # Panics
     /// If an entry is not a network, or contains every address; or after

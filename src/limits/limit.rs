@@ -73,7 +73,9 @@ impl Limit {
     /// Creates a limit whose quotas differ between requests, such as free and paid plans under one
     /// name. The closure also gets the key. Plans share one counter for each window length, so a
     /// customer who upgrades keeps what is used. With [`Plan::UNLIMITED`] a request passes
-    /// uncounted and without headers. A limit of 0 refuses each request: a ban.
+    /// uncounted and without headers; in other arms of the same `match`, write `quota.into()`. A
+    /// limit of 0 refuses each request: a ban. The closure can't await: the layer that
+    /// authenticates looks up a plan in a database, and puts it into the request's extensions.
     ///
     /// Without a request there is no plan: [`Limiter::with_quotas`](crate::Limiter::with_quotas)
     /// names the quotas. [`Limiter::quotas`](crate::Limiter::quotas) returns `None`, and
@@ -85,7 +87,8 @@ impl Limit {
     pub fn by_plan<F, Q>(plan: F) -> Self
     where
         F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,
-        Q: Into<Plan>,
+        // The compiler shows this line where the bound is not met.
+        Q: Into<Plan>, // not async: let a layer around it put the plan into the extensions
     {
         let plan: PlanFn = Arc::new(move |parts, key| Some(plan(parts, key).into()));
         Self { plan: Some(plan), ..Self::new(Quota::per_second(0)) }

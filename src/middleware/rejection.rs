@@ -465,8 +465,8 @@ fn escaped(text: &str) -> String {
 
 impl Limiter {
     /// Returns the headers that a layer of this name adds to a response, for a decision of this
-    /// limiter; for frameworks whose middleware is not Tower's. Those of a refusal include
-    /// `retry-after` and `cache-control`.
+    /// limiter: for frameworks whose middleware is not Tower's, or for limits by what only the
+    /// handler knows. Those of a refusal include `retry-after` and `cache-control`.
     ///
     /// If the framework's headers are not those of the crate `http`, convert each by
     /// `name.as_str()` and `value.as_bytes()`.
@@ -486,6 +486,67 @@ impl Limiter {
     /// let refused = limiter.check("alice").await?;
     /// assert!(limiter.headers(&refused, Headers::None).contains_key("retry-after"));
     /// # Ok(()) }
+    /// ```
+    ///
+    /// In many axum apps, an extractor authenticates. It can limit as well:
+    ///
+    /// ```
+    /// use axum::extract::FromRequestParts;
+    /// use axum::response::{IntoResponse, Response};
+    /// use axum::{Router, routing::get};
+    /// use http::request::Parts;
+    /// use http::{HeaderMap, StatusCode};
+    /// use tower_fixed_window::{Headers, Limiter, Quota};
+    ///
+    /// struct User {
+    ///     id: u64,
+    ///     headers: HeaderMap,
+    /// }
+    ///
+    /// impl FromRequestParts<Limiter> for User {
+    ///     type Rejection = Response;
+    ///
+    ///     async fn from_request_parts(parts: &mut Parts, api: &Limiter) -> Result<Self, Response> {
+    ///         let id = authenticated(parts).ok_or(StatusCode::UNAUTHORIZED.into_response())?;
+    ///         let decision = api.check(id).await;
+    ///         let decision = decision.map_err(|_| StatusCode::SERVICE_UNAVAILABLE.into_response())?;
+    ///         let headers = api.headers(&decision, Headers::GitHub);
+    ///         match decision.into_result() {
+    ///             Ok(()) => Ok(Self { id, headers }),
+    ///             Err(refused) => {
+    ///                 let status = StatusCode::TOO_MANY_REQUESTS;
+    ///                 Err((status, headers, refused.to_string()).into_response())
+    ///             }
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// fn authenticated(parts: &Parts) -> Option<u64> {
+    ///     // Your check of a cookie or a token.
+    ///     # parts.headers.get("authorization")?.to_str().ok()?.parse().ok()
+    /// }
+    ///
+    /// async fn hello(user: User) -> impl IntoResponse {
+    ///     (user.headers, format!("hello {}", user.id))
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let api = Limiter::new(Quota::per_hour(1).name("api"));
+    /// let app: Router = Router::new().route("/", get(hello)).with_state(api);
+    ///
+    /// # use axum::body::Body;
+    /// # use tower_service::Service;
+    /// # let mut app = app;
+    /// # let mut statuses = Vec::new();
+    /// # for user in ["1", "1", "2", "nobody"] {
+    /// #     let request = http::Request::get("/").header("authorization", user);
+    /// #     let response = app.call(request.body(Body::empty()).unwrap()).await.unwrap();
+    /// #     let left = response.headers().get("x-ratelimit-remaining").map(|left| left == "0");
+    /// #     statuses.push((response.status().as_u16(), left));
+    /// # }
+    /// # assert_eq!(statuses, [(200, Some(true)), (429, Some(true)), (200, Some(true)), (401, None)]);
+    /// # }
     /// ```
     pub fn headers(&self, decision: &Decision, headers: Headers) -> HeaderMap {
         let of = decision.of(self.name());

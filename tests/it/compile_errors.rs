@@ -105,6 +105,18 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     for advice in ["`Plan: From<", "Quotas"] {
         assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
     }
+    let (compiles, message) = check(&made(&format!("{plan}(async |_, _| Quota::per_hour(1))")));
+    assert!(!compiles, "an async closure was accepted");
+    let advice = "not async: let a layer around it put the plan into the extensions";
+    assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    let arms = |first, second| {
+        format!("{plan}(|_, _| match 1 {{ 0 => {first}, _ => {second} }}).name(\"api\")")
+    };
+    let (quota, unlimited) = ("Quota::per_hour(1)", "tower_fixed_window::Plan::UNLIMITED");
+    let (compiles, message) = check(&made(&arms(unlimited, quota)));
+    assert!(!compiles, "quotas and plans were accepted as one type");
+    assert!(message.contains(".into()"), "no .into() in the compiler's message:\n{message}");
+    let arms = made(&arms(unlimited, "Quota::per_hour(1).into()"));
     let shadow = made("Quota::per_minute(60).shadow()");
     let (compiles, message) = check(&shadow);
     assert!(!compiles, "an option of a trait that is not imported was accepted");
@@ -127,6 +139,7 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
         "limit.on_reject(|_, why| why.response(Own))",
         &key_fn,
         &by_plan,
+        &arms,
         &made("\"60/minute\".parse::<tower_fixed_window::Quotas>().unwrap()"),
         &made(&user.replace("Inner", "String")),
         &format!("{{ use tower_fixed_window::IntoLimit; {shadow} }}"),
