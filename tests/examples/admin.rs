@@ -202,7 +202,6 @@ fn a_mistake_of_support_changes_nothing_and_gets_a_sentence() {
 }
 
 /// What is of all nodes, what is of one, and what is left while Redis is gone.
-#[cfg(feature = "redis")]
 #[test]
 fn support_over_two_nodes() {
     let Some(mut redis) = harness::Server::start() else { return };

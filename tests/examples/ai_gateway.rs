@@ -65,7 +65,6 @@ fn ai_gateway() {
 }
 
 /// Two gateways count in one Redis, and in this process while it is gone.
-#[cfg(feature = "redis")]
 #[test]
 fn ai_gateways_over_redis() {
     let Some(mut redis) = harness::Server::start() else { return };

@@ -63,7 +63,6 @@ fn plans_have_limits_of_their_own() {
     }
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn two_nodes_share_a_count() {
     let Some(redis) = harness::Server::start() else { return };
