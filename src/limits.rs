@@ -250,23 +250,41 @@ impl Limits {
         if lines.is_empty() || lines.len() > MAX_LIMITS {
             return Reply::from(Err(StoreError::new("a charge has one to eight lines")));
         }
-        let mut changed = [const { None }; MAX_LIMITS];
-        let found = lines.iter().zip(&mut changed).enumerate().map(|(i, (line, changed))| {
-            let is_twice = lines[..i].iter().any(|other| other.name == line.name);
-            let limiter = self.find(line.name).filter(|_| !is_twice).ok_or_else(|| {
-                StoreError::with_source(
-                    "a line of a charge names no limit, or one twice",
-                    format!("the name is {:?}", line.name),
-                )
-            })?;
-            limiter.ask_for(&line.key, line.cost, line.quotas, changed)
+        let (mut changed, mut named) = ([const { None }; MAX_LIMITS], 0_u32);
+        let mut found = lines.iter().zip(&mut changed).enumerate().map(|(i, (line, changed))| {
+            let of = self.place_of(line.name, i).filter(|place| named >> place & 1 == 0);
+            let Some(place) = of else { return Err(unknown_line(line.name)) };
+            named |= 1 << place;
+            self.limits[place].ask_for(&line.key, line.cost, line.quotas, changed)
         });
-        let found: Result<(Vec<_>, Vec<_>), _> = found.collect();
-        match found {
-            Ok((limiters, lines)) => ask(AskedLines { limiters: &limiters, lines: &lines }),
-            Err(error) => Reply::from(Err(error)),
+        let (limiter, line) = match found.next().expect("at least one line") {
+            Ok(first) => first,
+            Err(error) => return Reply::from(Err(error)),
+        };
+        // The first one fills the places that are not used.
+        let (mut limiters, mut asked) = ([limiter; MAX_LIMITS], [line; MAX_LIMITS]);
+        for (place, found) in (1..).zip(found) {
+            match found {
+                Ok(found) => (limiters[place], asked[place]) = found,
+                Err(error) => return Reply::from(Err(error)),
+            }
+        }
+        ask(AskedLines { limiters: &limiters[..lines.len()], lines: &asked[..lines.len()] })
+    }
+
+    /// Lines are mostly in the order of the limits.
+    fn place_of(&self, name: &str, near: usize) -> Option<usize> {
+        match self.limits.get(near) {
+            Some(limit) if limit.name() == name => Some(near),
+            _ => self.limits.iter().position(|limit| limit.name() == name),
         }
     }
+}
+
+#[cold]
+fn unknown_line(name: &str) -> StoreError {
+    let what = "a line of a charge names no limit, or one twice";
+    StoreError::with_source(what, format!("the name is {name:?}"))
 }
 
 #[track_caller]
