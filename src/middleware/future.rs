@@ -55,6 +55,8 @@ pin_project! {
 
 struct Held<S, B, J> {
     service: S,
+    /// It may hold capacity, or a place among those that wait for it.
+    is_claimed: bool,
     reject: Arc<J>,
     parts: Parts,
     body: B,
@@ -110,8 +112,9 @@ where
         parts: Parts,
         body: B,
     ) -> FutureState<S, B, J> {
-        let hold = |service, parts, body| {
-            Some(Box::new(Held { service, reject: Arc::clone(reject), parts, body }))
+        let hold = |service, is_claimed, parts, body| {
+            let reject = Arc::clone(reject);
+            Some(Box::new(Held { service, is_claimed, reject, parts, body }))
         };
         match next {
             Next::Call => Self::call(limited, service, parts, body),
@@ -129,12 +132,13 @@ where
                 }
             }
             Next::Decide(decision) => {
-                FutureState::Deciding { decision, held: hold(take_ready(service), parts, body) }
+                let held = hold(take_ready(service), true, parts, body);
+                FutureState::Deciding { decision, held }
             }
             Next::Ask | Next::Wait => {
                 let is_asking = limited.is_asking();
                 let service = if is_asking { take_ready(service) } else { release(service) };
-                FutureState::Waiting { held: hold(service, parts, body) }
+                FutureState::Waiting { held: hold(service, is_asking, parts, body) }
             }
         }
     }
@@ -157,29 +161,30 @@ where
                 let mut held = place.take().expect(DONE);
                 let mut is_ready = false;
                 loop {
-                    match limited.poll_queue(&held.parts, is_ready, Some(cx)) {
-                        Poll::Ready(Next::Ask) => match held.service.poll_ready(cx) {
-                            Poll::Ready(ready) => {
+                    let next = limited.poll_queue(&held.parts, is_ready, Some(cx));
+                    // Until its charge is in flight, a request that waits claims nothing.
+                    if matches!(next, Poll::Ready(Next::Wait) | Poll::Pending)
+                        && !limited.is_asking()
+                        && mem::take(&mut held.is_claimed)
+                    {
+                        held.service = held.service.clone();
+                        is_ready = false;
+                    }
+                    match next {
+                        Poll::Ready(Next::Ask) => {
+                            held.is_claimed = true;
+                            if let Poll::Ready(ready) = held.service.poll_ready(cx) {
                                 ready?;
                                 is_ready = true;
+                                continue;
                             }
-                            Poll::Pending => {
-                                *place = Some(held);
-                                return Poll::Pending;
-                            }
-                        },
-                        // Its charge is in flight, and it may be called when that is granted.
-                        Poll::Ready(Next::Wait) if limited.is_asking() => {}
-                        Poll::Ready(Next::Wait) => {
-                            held.service = held.service.clone();
-                            is_ready = false;
                         }
+                        Poll::Ready(Next::Wait) => continue,
                         Poll::Ready(next) => break (next, held),
-                        Poll::Pending => {
-                            *place = Some(held);
-                            return Poll::Pending;
-                        }
+                        Poll::Pending => {}
                     }
+                    *place = Some(held);
+                    return Poll::Pending;
                 }
             }
             FutureStateProj::Reading { held } => {
@@ -194,7 +199,7 @@ where
                 return Poll::Ready(Ok(()));
             }
         };
-        let Held { mut service, reject, parts, body } = *held;
+        let Held { mut service, reject, parts, body, .. } = *held;
         let next = Self::follow(limited, next, &mut service, &reject, parts, body);
         state.set(next);
         Poll::Ready(Ok(()))

@@ -18,7 +18,8 @@ use futures_util::future::join_all;
 use http::request::Parts;
 use http::{Request, Response};
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -552,6 +553,70 @@ async fn a_request_that_is_charged_in_another_line_keeps_its_service_ready() {
         sleep(ms(10_000)).await;
         ease(limits.of("a"));
         assert_eq!(waiting.await.expect("no panic"), 200);
+    }
+}
+
+/// A service that may end what eases a limit, just when a request asks whether it is ready.
+#[derive(Clone)]
+struct Ends<S>(S, Arc<Mutex<Option<Limiter>>>);
+
+impl<S: Service<Request<Body>>> Service<Request<Body>> for Ends<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        if let Some(limiter) = self.1.lock().expect("no panic").take() {
+            limiter.set_shadow(false);
+        }
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> S::Future {
+        self.0.call(request)
+    }
+}
+
+/// Nor a place among those that wait for one. A request may be polled at any time, as in a `join!`.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_again_holds_no_permit_of_its_service() {
+    let layer = || {
+        let limit = Quota::per_day(1).name("a").key_fn(|parts| Some(Key::from(parts.uri.path())));
+        in_memory(limit).queue(9, 2 * LONG)
+    };
+    let slow = service_fn(async |request: Request<Body>| {
+        if request.uri().path() == "/slow" {
+            sleep(ms(100)).await;
+        }
+        inner(request).await
+    });
+    // The service is busy, or becomes ready just when the limit is enforced again.
+    for is_busy in [true, false] {
+        let (layer, ends) = (layer(), Arc::default());
+        let limiter = layer.limits().of("a");
+        let service = Ends(ConcurrencyLimitLayer::new(1).layer(slow), Arc::clone(&ends));
+        let service = layer.layer(service);
+        let send = |path| tokio::spawn(status(service.clone().oneshot(get(path))));
+        assert_eq!(send("/alice").await.expect("no panic"), 200);
+        let mut waits = Box::pin(status(service.clone().oneshot(get("/alice"))));
+        let mut is_waiting = || (&mut waits).now_or_never().is_none();
+        assert!(is_waiting());
+        limiter.set_shadow(true);
+        if is_busy {
+            let busy = send("/slow");
+            yield_now().await;
+            assert!(is_waiting());
+            limiter.set_shadow(false);
+            assert!(is_waiting());
+            assert_eq!(busy.await.expect("no panic"), 200);
+        } else {
+            *ends.lock().expect("no panic") = Some(limiter.clone());
+            assert!(is_waiting());
+            assert!(ends.lock().expect("no panic").is_none());
+        }
+        let other = timeout(ms(500), send("/bob")).await;
+        assert_eq!(other.expect("the permit is free").expect("no panic"), 200, "{is_busy}");
+        assert!(is_waiting());
     }
 }
 
