@@ -82,15 +82,19 @@ impl Link {
     /// `patience` after the loss; later, fails at once, while a task connects.
     async fn get_connection(&self, patience: Duration) -> RedisResult<Connection> {
         let patience = patience.min(NEVER).as_millis() as u64;
+        // Calls go in order of arrival, those that come when a connection is there, too.
+        let mut turn = self.0.turn.try_lock().ok();
         let mut changes = None::<watch::Receiver<Status>>;
         loop {
-            match (self.try_get(patience)?, &mut changes) {
-                (Ok(connection), _) => return Ok(connection),
-                (Err(until), Some(changes)) => {
+            match (self.try_get(patience)?, &turn, &mut changes) {
+                (Ok(connection), Some(_), _) => return Ok(connection),
+                (Ok(_), None, _) => turn = Some(self.0.turn.lock().await),
+                (Err(until), None, _) => turn = timeout_at(until, self.0.turn.lock()).await.ok(),
+                (Err(until), _, Some(changes)) => {
                     let _ = timeout_at(until, changes.changed()).await;
                 }
                 // Look once more with the subscription, so that no change is missed.
-                (Err(_), none) => *none = Some(self.0.status.subscribe()),
+                (Err(_), _, none) => *none = Some(self.0.status.subscribe()),
             }
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use futures_util::future::join4;
-use harness::{ALONE, Server};
+use harness::{ALONE, Proxy, Server};
 use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, Store};
 use tower_fixed_window::{
     Decision, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas, StoreError,
@@ -202,6 +202,17 @@ async fn gathered_calls_are_decided_in_the_order_they_were_made() {
 }
 
 /// Also if the call before has left the count as text or as a number, and this one changes that.
+/// Each in a call of its own, before there is a connection.
+#[tokio::test]
+async fn calls_that_wait_for_a_connection_go_in_the_order_they_were_made() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port).delay(Duration::from_millis(20));
+    let store = store(RedisStore::new(proxy.url()).expect("an address").one_by_one());
+    let used = at_once(charges(&store, [1; 20])).await;
+    let used = used.into_iter().map(|answer| answer.expect("it answers").used());
+    assert_eq!(used.collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
+}
+
 #[tokio::test]
 async fn gathered_calls_may_alternate_between_number_and_text() {
     let Some(server) = Server::start() else { return };

@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisResult, cmd};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
@@ -46,6 +46,8 @@ const WANTED: Duration = Duration::from_secs(1);
 pub(super) struct Upkeep {
     pub(super) origin: Arc<Origin>,
     pub(super) status: watch::Sender<Status>,
+    /// Of the calls that wait for a connection.
+    pub(super) turn: Mutex<()>,
     /// When a caller last found no connection, in milliseconds of the origin's clock.
     pub(super) asked_at: AtomicU64,
     /// The shortest, in microseconds.
@@ -91,6 +93,7 @@ impl Upkeep {
         Self {
             origin: Arc::clone(origin),
             status: watch::Sender::new(status),
+            turn: Mutex::default(),
             asked_at: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
         }
