@@ -68,11 +68,7 @@ impl ClientIp {
     /// [`trusting_hops`](Self::trusting_hops). For networks from a configuration file, use
     /// [`try_trusting`](Self::try_trusting).
     #[track_caller]
-    pub fn trusting<I>(self, networks: I) -> Self
-    where
-        I: IntoIterator,
-        I::Item: fmt::Display,
-    {
+    pub fn trusting(self, networks: impl IntoNetworks) -> Self {
         match self.try_trusting(networks) {
             Ok(this) => this,
             Err(error) => panic!("client_ip().trusting(..): {error}"),
@@ -95,12 +91,14 @@ impl ClientIp {
     /// assert!(error.to_string().starts_with(r#""10.0.0/8" is not a network: write"#));
     /// ```
     #[track_caller]
-    pub fn try_trusting<I>(mut self, networks: I) -> Result<Self, InvalidNetwork>
-    where
-        I: IntoIterator,
-        I::Item: fmt::Display,
-    {
-        let networks = without_everything(parse_all(networks)?)?;
+    pub fn try_trusting(mut self, networks: impl IntoNetworks) -> Result<Self, InvalidNetwork> {
+        let networks = networks.parse()?;
+        if let Some(network) = networks.iter().find(|network| network.prefix_len() == 0) {
+            return Err(InvalidNetwork(format!(
+                "{network} contains every address, so that every client could forge its own: list \
+                 the proxies, or if their addresses are unknown, write .trusting_hops(1)"
+            )));
+        }
         match &mut self.trust {
             Trust::None => self.trust = Trust::Networks(networks),
             Trust::Networks(trusted) => trusted.extend(networks),
@@ -186,12 +184,8 @@ impl ClientIp {
     /// If an entry is not a network. Parse the entries of a configuration file first, as
     /// `ipnet::IpNet` or `IpAddr`, which returns an error.
     #[track_caller]
-    pub fn is_in<I>(self, networks: I) -> Box<dyn Fn(&Parts) -> bool + Send + Sync>
-    where
-        I: IntoIterator,
-        I::Item: fmt::Display,
-    {
-        let networks = match parse_all(networks) {
+    pub fn is_in(self, networks: impl IntoNetworks) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
+        let networks = match networks.parse() {
             Ok(networks) => networks,
             Err(error) => panic!("client_ip().is_in(..): {error}"),
         };
@@ -239,22 +233,25 @@ impl KeyExtractor for ClientIp {
     }
 }
 
-fn parse_all<I>(networks: I) -> Result<Vec<IpNet>, InvalidNetwork>
+/// A list of networks. A trait of this crate, since only its advice is shown by the compiler.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a list of networks",
+    label = "write a list here, also of one network",
+    note = "one network is `[\"10.0.0.0/8\"]`; a text with several becomes a list by `.split(',')`"
+)]
+pub trait IntoNetworks {
+    #[doc(hidden)]
+    fn parse(self) -> Result<Vec<IpNet>, InvalidNetwork>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<I> IntoNetworks for I
 where
     I: IntoIterator,
     I::Item: fmt::Display,
 {
-    networks.into_iter().map(|text| parse(&text.to_string())).collect()
-}
-
-/// Returns these networks as those of proxies: none may contain every address.
-fn without_everything(networks: Vec<IpNet>) -> Result<Vec<IpNet>, InvalidNetwork> {
-    match networks.iter().find(|network| network.prefix_len() == 0) {
-        Some(network) => Err(InvalidNetwork(format!(
-            "{network} contains every address, so that every client could forge its own: list the \
-             proxies, or if their addresses are unknown, write .trusting_hops(1)"
-        ))),
-        None => Ok(networks),
+    fn parse(self) -> Result<Vec<IpNet>, InvalidNetwork> {
+        self.into_iter().map(|text| parse(&text.to_string())).collect()
     }
 }
 

@@ -25,7 +25,7 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     fs::create_dir_all(package.join("src")).expect("a writable target directory");
     let manifest = format!(
         "[package]\nname = \"misfit\"\nedition = \"2024\"\n[dependencies]\n\
-         tower-fixed-window = {{ path = {here:?}, default-features = false }}\n\
+         tower-fixed-window = {{ path = {here:?}, default-features = false, features = [\"client-ip\"] }}\n\
          http = \"1\"\ntower = {{ version = \"0.5\", features = [\"util\"] }}\ntower-layer = \"0.3\"\ntower-service = \"0.3\"\n[workspace]\n"
     );
     fs::write(package.join("Cargo.toml"), manifest).expect("written");
@@ -82,6 +82,15 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     assert!(!compiles, "a number without a meaning was accepted as an extension");
     let advice = "put a type of yours that has it into the extensions: `struct UserId(u64)`";
     assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    let proxies = |networks: &str| {
+        let client = format!("tower_fixed_window::key::client_ip().trusting({networks})");
+        made(&format!("Quota::per_minute(60).name(\"api\").key({client})"))
+    };
+    let (compiles, message) = check(&proxies("\"10.0.0.0/8\""));
+    assert!(!compiles, "a text was accepted as a list");
+    for advice in ["`&str` is not a list of networks", "`[\"10.0.0.0/8\"]`", "`.split(',')`"] {
+        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    }
     let stored =
         "Quota::per_minute(60).name(\"api\").store(tower_fixed_window::MemoryStore::new())";
     let (compiles, message) = check(&made(&format!("[{stored}, {stored}]")));
@@ -142,6 +151,8 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
         &arms,
         &made("\"60/minute\".parse::<tower_fixed_window::Quotas>().unwrap()"),
         &made(&user.replace("Inner", "String")),
+        &proxies("[\"10.0.0.0/8\"]"),
+        &proxies("\"10.0.0.0/8\".split(',')"),
         &format!("{{ use tower_fixed_window::IntoLimit; {shadow} }}"),
         &made(&format!("tower_fixed_window::Limiter::new({stored})")),
     ] {
