@@ -1,5 +1,6 @@
 //! The true cost of a request, as its response reports it (S15).
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -67,7 +68,7 @@ fn note_reader(readers: &mut Readers, limits: &Limits) {
 }
 
 fn tell_unknown(readers: &Readers, costs: &Costs) {
-    for (name, _) in &costs.0 {
+    for name in costs.keys() {
         if !readers.is_empty() && !readers.iter().any(|limits| limits.settles(name)) {
             observe::mistake(&format_args!(
                 "a response reports a true cost of {name:?}, and no limit takes it: write \
@@ -78,35 +79,17 @@ fn tell_unknown(readers: &Readers, costs: &Costs) {
     }
 }
 
-#[derive(Clone, Default, Debug)]
-pub(crate) struct Costs(Vec<(Box<str>, u64)>);
+/// By the names of limits.
+pub(crate) type Costs = BTreeMap<Box<str>, u64>;
 
-impl Costs {
-    /// If a cost was never reported, the charge stays: the body may have ended before its first
-    /// count of what was bought already (S15).
-    pub(crate) fn cost(&self, name: &str) -> Option<u64> {
-        self.0.iter().find(|(other, _)| **other == *name).map(|(_, cost)| *cost)
-    }
-
-    fn entry(&mut self, name: &str) -> &mut u64 {
-        let at = self.0.iter().position(|(other, _)| **other == *name).unwrap_or_else(|| {
-            self.0.push((name.into(), 0));
-            self.0.len() - 1
-        });
-        &mut self.0[at].1
-    }
-
-    fn with(&self, others: &Self) -> Self {
-        let mut all = self.clone();
-        others.0.iter().for_each(|(name, cost)| *all.entry(name) = *cost);
-        all
-    }
+fn with_metered(costs: &Costs, metered: &Costs) -> Costs {
+    costs.iter().chain(metered).map(|(name, cost)| (name.clone(), *cost)).collect()
 }
 
 impl TrueCost {
     /// Creates the cost of the limit of this name.
     pub fn of(name: &str, cost: u64) -> Self {
-        let costs = Costs(vec![(name.into(), cost)]);
+        let costs = Costs::from([(name.into(), cost)]);
         Self { costs, meter: None, readers: Readers::new() }
     }
 
@@ -114,7 +97,7 @@ impl TrueCost {
     /// counts the same, the meter's number applies.
     #[must_use]
     pub fn and(mut self, name: &str, cost: u64) -> Self {
-        *self.costs.entry(name) = cost;
+        self.costs.insert(name.into(), cost);
         self
     }
 
@@ -136,7 +119,9 @@ impl TrueCost {
     pub(crate) fn costs(&self) -> Option<Costs> {
         match &self.meter {
             None => Some(self.costs.clone()),
-            Some(meter) => lock(meter).costs.as_ref().map(|metered| self.costs.with(metered)),
+            Some(meter) => {
+                lock(meter).costs.as_ref().map(|metered| with_metered(&self.costs, metered))
+            }
         }
     }
 
@@ -144,7 +129,7 @@ impl TrueCost {
         let (Some(meter), costs) = (&self.meter, self.costs.clone()) else { return };
         // The body may end on any thread.
         let settle = in_this_runtime(settle);
-        let settle: Settle = Box::new(move |metered| settle(&costs.with(metered)));
+        let settle: Settle = Box::new(move |metered| settle(&with_metered(&costs, metered)));
         let mut metered = lock(meter);
         match metered.costs.clone() {
             Some(costs) => {
@@ -193,18 +178,17 @@ pub struct CostMeter {
 impl CostMeter {
     /// Adds to the cost of the limit of this name.
     pub fn add(&mut self, name: &str, cost: u64) {
-        let entry = self.costs.entry(name);
-        *entry = entry.saturating_add(cost);
+        self.set(name, self.cost(name).saturating_add(cost));
     }
 
     /// Sets the cost of the limit of this name.
     pub fn set(&mut self, name: &str, cost: u64) {
-        *self.costs.entry(name) = cost;
+        self.costs.insert(name.into(), cost);
     }
 
     /// Returns the cost of the limit of this name so far.
     pub fn cost(&self, name: &str) -> u64 {
-        self.costs.cost(name).unwrap_or(0)
+        self.costs.get(name).copied().unwrap_or(0)
     }
 }
 

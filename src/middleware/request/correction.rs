@@ -28,9 +28,11 @@ impl Actual {
     }
 
     fn cost(&self, limiter: &Limiter, granted: u64) -> u64 {
-        let is_settled = limiter.live().limit().settled;
-        let cost = self.costs.cost(limiter.name()).filter(|_| is_settled);
-        cost.unwrap_or(if self.counts { granted } else { 0 })
+        match self.costs.get(limiter.name()) {
+            Some(cost) if limiter.live().limit().settled => *cost,
+            _ if self.counts => granted,
+            _ => 0,
+        }
     }
 
     /// Returns the decision with these costs.
