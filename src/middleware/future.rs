@@ -15,7 +15,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::rejection::Reject;
-use super::request::{LimitedRequest, Next, PendingDecision};
+use super::request::{LimitedRequest, Next};
 use super::upload::{Drain, Rest};
 
 pin_project! {
@@ -41,10 +41,7 @@ pin_project! {
     where
         S: Service<Request<B>>,
     {
-        /// The future holds the service that was made ready.
-        Deciding { decision: PendingDecision, held: Option<Box<Held<S, B, J>>> },
-        /// Until it is the request's turn, it holds a clone of the service that is not ready, so
-        /// that it keeps no capacity from others.
+        /// For the store's answer, or in the queue.
         Waiting { held: Option<Box<Held<S, B, J>>> },
         Calling { #[pin] future: S::Future },
         /// The rest of the body is read before the response is made, which counts from then.
@@ -55,7 +52,9 @@ pin_project! {
 
 struct Held<S, B, J> {
     service: S,
-    /// It may hold capacity, or a place among those that wait for it.
+    /// The service was asked whether it is ready: it may hold capacity, or a place among those that
+    /// wait for it. It does while a charge is in flight. In the queue, a request that does not ask
+    /// has a clone, which keeps nothing from others.
     is_claimed: bool,
     reject: Arc<J>,
     parts: Parts,
@@ -79,13 +78,10 @@ where
         request: Request<B>,
     ) -> Self {
         let (parts, body) = request.into_parts();
-        let next = limited.start(&parts);
-        let state = if matches!(next, Next::Call) {
-            // `Next::Call` holds nothing to drop; dropping it would check that at run time.
-            mem::forget(next);
-            Self::call(&mut limited, service, parts, body)
-        } else {
-            Self::follow(&mut limited, next, service, reject, parts, body)
+        let state = match limited.start(&parts) {
+            Next::Call => Self::call(&mut limited, service, parts, body),
+            Next::Refuse => Self::refuse(&mut limited, reject, parts, body),
+            Next::Wait | Next::Ask => Self::wait(&limited, service, reject, parts, body),
         };
         Self { state, limited }
     }
@@ -102,76 +98,57 @@ where
         FutureState::Calling { future: service.call(Request::from_parts(parts, body)) }
     }
 
-    /// Not inlined, so that the path of a request that is called at once stays short.
+    /// Not inlined, as the next ones: the path of a request that is called at once stays short.
     #[inline(never)]
-    fn follow(
+    fn refuse(
         limited: &mut LimitedRequest,
-        next: Next,
+        reject: &Arc<J>,
+        parts: Parts,
+        body: B,
+    ) -> FutureState<S, B, J> {
+        limited.note_refused(&parts);
+        match Drain::rest(&limited.current.shared.options.drains, &parts, body) {
+            Ok(rest) => {
+                FutureState::Reading { held: Some(Box::new((parts, rest, Arc::clone(reject)))) }
+            }
+            Err(is_unread) => {
+                let response = limited.refuse(&**reject, &parts, Duration::ZERO, is_unread);
+                FutureState::Refused { response: Some(response) }
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn wait(
+        limited: &LimitedRequest,
         service: &mut S,
         reject: &Arc<J>,
         parts: Parts,
         body: B,
     ) -> FutureState<S, B, J> {
-        let hold = |service, is_claimed, parts, body| {
-            let reject = Arc::clone(reject);
-            Some(Box::new(Held { service, is_claimed, reject, parts, body }))
-        };
-        match next {
-            Next::Call => Self::call(limited, service, parts, body),
-            Next::Refuse => {
-                limited.note_refused(&parts);
-                match Drain::rest(&limited.shared().options.drains, &parts, body) {
-                    Ok(rest) => {
-                        let held = Some(Box::new((parts, rest, Arc::clone(reject))));
-                        FutureState::Reading { held }
-                    }
-                    Err(is_unread) => {
-                        let response = limited.refuse(&**reject, &parts, Duration::ZERO, is_unread);
-                        FutureState::Refused { response: Some(response) }
-                    }
-                }
-            }
-            Next::Decide(decision) => {
-                let held = hold(take_ready(service), true, parts, body);
-                FutureState::Deciding { decision, held }
-            }
-            Next::Ask | Next::Wait => {
-                let is_asking = limited.is_asking();
-                let service = if is_asking { take_ready(service) } else { release(service) };
-                FutureState::Waiting { held: hold(service, is_asking, parts, body) }
-            }
+        let (is_claimed, reject) = (limited.is_asking(), Arc::clone(reject));
+        let unready = service.clone();
+        let ready = mem::replace(service, unready.clone());
+        let service = if is_claimed { ready } else { unready };
+        FutureState::Waiting {
+            held: Some(Box::new(Held { service, is_claimed, reject, parts, body })),
         }
     }
 
-    /// Not inlined, since requests that are decided at once never wait.
     #[inline(never)]
     fn advance(
         mut state: Pin<&mut FutureState<S, B, J>>,
         limited: &mut LimitedRequest,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), S::Error>> {
-        let (next, held) = match state.as_mut().project() {
-            FutureStateProj::Deciding { decision, held } => {
-                let answer = ready!(decision.poll(cx));
-                let held = held.take().expect(DONE);
-                (limited.decide(&held.parts, answer), held)
-            }
+        let next = match state.as_mut().project() {
             FutureStateProj::Waiting { held: place } => {
                 // Taken, so that nothing is polled again after a panic.
                 let mut held = place.take().expect(DONE);
                 let mut is_ready = false;
-                loop {
-                    let next = limited.poll_queue(&held.parts, is_ready, Some(cx));
-                    // Until its charge is in flight, a request that waits claims nothing.
-                    if matches!(next, Poll::Ready(Next::Wait) | Poll::Pending)
-                        && !limited.is_asking()
-                        && mem::take(&mut held.is_claimed)
-                    {
-                        held.service = held.service.clone();
-                        is_ready = false;
-                    }
-                    match next {
-                        Poll::Ready(Next::Ask) => {
+                let next = loop {
+                    match limited.poll(&held.parts, is_ready, Some(cx)) {
+                        Next::Ask => {
                             held.is_claimed = true;
                             if let Poll::Ready(ready) = held.service.poll_ready(cx) {
                                 ready?;
@@ -179,44 +156,37 @@ where
                                 continue;
                             }
                         }
-                        Poll::Ready(Next::Wait) => continue,
-                        Poll::Ready(next) => break (next, held),
-                        Poll::Pending => {}
+                        Next::Wait if limited.is_asking() => {}
+                        Next::Wait => {
+                            if mem::take(&mut held.is_claimed) {
+                                held.service = held.service.clone();
+                            }
+                        }
+                        next => break next,
                     }
                     *place = Some(held);
                     return Poll::Pending;
+                };
+                let Held { mut service, reject, parts, body, .. } = *held;
+                match next {
+                    Next::Call => Self::call(limited, &mut service, parts, body),
+                    _ => Self::refuse(limited, &reject, parts, body),
                 }
             }
             FutureStateProj::Reading { held } => {
                 let (_, rest, _) = &mut **held.as_mut().expect(DONE);
                 let (late, is_unread) = ready!(rest.poll(cx));
                 let (parts, _, reject) = *held.take().expect(DONE);
-                let response = Some(limited.refuse(&*reject, &parts, late, is_unread));
-                state.set(FutureState::Refused { response });
-                return Poll::Ready(Ok(()));
+                let response = limited.refuse(&*reject, &parts, late, is_unread);
+                FutureState::Refused { response: Some(response) }
             }
             FutureStateProj::Calling { .. } | FutureStateProj::Refused { .. } => {
                 return Poll::Ready(Ok(()));
             }
         };
-        let Held { mut service, reject, parts, body, .. } = *held;
-        let next = Self::follow(limited, next, &mut service, &reject, parts, body);
         state.set(next);
         Poll::Ready(Ok(()))
     }
-}
-
-fn take_ready<S: Clone>(service: &mut S) -> S {
-    let clone = service.clone();
-    mem::replace(service, clone)
-}
-
-/// Leaves and returns clones that are not ready: a waiting request must not hold capacity that
-/// others need.
-fn release<S: Clone>(service: &mut S) -> S {
-    let unready = service.clone();
-    *service = unready.clone();
-    unready
 }
 
 impl<S, B, J, R> Future for ResponseFuture<S, B, J>
@@ -257,7 +227,6 @@ where
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
-            FutureState::Deciding { .. } => "ResponseFuture(deciding)",
             FutureState::Waiting { .. } => "ResponseFuture(waiting)",
             FutureState::Calling { .. } => "ResponseFuture(calling)",
             FutureState::Reading { .. } | FutureState::Refused { .. } => "ResponseFuture(refused)",

@@ -27,7 +27,7 @@ use http::{Extensions, HeaderValue, Response, Version};
 
 use super::cost::TrueCost;
 use super::rejection::{Reason, Reject, Rejection, is_complete};
-use super::service::{Current, Settings, SharedSettings};
+use super::service::{Current, Settings};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
 use crate::limits::{ChargedLine, Limits, Receipt, ReceiptLine, observe};
@@ -41,12 +41,11 @@ use crate::sync::Instant;
 mod correction;
 mod waiting;
 
-pub(crate) use correction::PendingDecision;
-use correction::{Actual, AsideCharge};
+use correction::{Actual, AsideCharge, PendingDecision};
 use waiting::InQueue;
 
 pub(crate) struct LimitedRequest {
-    current: Arc<Current>,
+    pub(super) current: Arc<Current>,
     first: RequestLine,
     decided: Decided,
     /// `true` from the charge to the response: until then the charge may be refunded (S14).
@@ -71,17 +70,19 @@ struct Rare {
     others: Vec<RequestLine>,
     /// Limits in shadow mode beside these.
     aside: Vec<(RequestLine, AsideCharge)>,
+    /// A charge in flight.
+    asked: Option<PendingDecision>,
     /// Boxed, since it is taken for each look.
-    waiting: Option<Box<InQueue>>,
+    queued: Option<Box<InQueue>>,
 }
 
 pub(crate) enum Next {
     Call,
-    Wait,
-    /// Charge the request in the queue, once the service is ready.
-    Ask,
-    Decide(PendingDecision),
     Refuse,
+    /// Poll again when it is woken.
+    Wait,
+    /// Poll again once the service is ready: the request is charged, or called, then.
+    Ask,
 }
 
 /// Kept here from where it is made, since moving a decision is measurable.
@@ -111,10 +112,6 @@ impl LimitedRequest {
             called_at: None,
             rare: None,
         }
-    }
-
-    pub(crate) fn shared(&self) -> &SharedSettings {
-        &self.current.shared
     }
 
     #[inline]
@@ -234,7 +231,10 @@ impl LimitedRequest {
             Ok(ruling) => Ok(self.decision(ruling)),
             Err(reply) => match reply.into_now() {
                 Ok(answer) => answer,
-                Err(later) => return Next::Decide(PendingDecision::new(later, self.refund())),
+                Err(later) => {
+                    self.rare().asked = Some(PendingDecision::new(later, self.refund()));
+                    return Next::Wait;
+                }
             },
         };
         self.decide(parts, answer)
@@ -307,21 +307,19 @@ impl LimitedRequest {
             observed.event(Event::FailedOpen, 1);
         }
         // The store of limits aside may be well.
-        self.awaits_response = true;
-        self.charge_aside(parts);
-        Next::Call
+        self.pass_charged(parts)
     }
 
     #[inline]
     pub(crate) fn prepare_call(&mut self, extensions: &mut Extensions) {
-        let shared = &self.current.shared;
-        if shared.options.headers.each() {
+        let current = &self.current;
+        if current.shared.options.headers.each() {
             self.called_at = Some(Instant::now());
         }
-        if shared.options.expose_decision {
+        if current.shared.options.expose_decision {
             self.charged().map(|decision| extensions.insert(self.shown(decision).into_owned()));
         }
-        if shared.marks() {
+        if current.shared.marks() {
             self.mark(extensions);
         }
     }
@@ -361,31 +359,22 @@ impl LimitedRequest {
         }
     }
 
-    /// By the limit whose key is missing, or by all limits.
-    #[cold]
-    fn report_undecided(&self, reason: &Reason) {
+    /// At once, whatever becomes of the response: by the limit whose key is missing, or by all.
+    pub(crate) fn note_refused(&self, parts: &Parts) {
+        let Decided::Refused(reason) = &self.decided else { return };
         let (outcome, missing, lines) = match reason {
+            Reason::RateLimited(decision) => return self.report(parts, decision),
             Reason::MissingKey(missing) if missing.is_client() => {
                 (Event::MissingKey, Some(missing as &dyn Display), 1)
             }
             Reason::MissingKey(_) => (Event::MissingKey, None, 1),
             Reason::StoreFailed => (Event::FailedClosed, None, self.count()),
-            Reason::RateLimited(_) | Reason::QueueClosed => return,
+            Reason::QueueClosed => return,
         };
         for line in self.lines().take(lines) {
             let observed = self.settings_of(line).limiter.scope().observe();
             observed.event(outcome, 1);
             observed.log_refusal(outcome, None, missing);
-        }
-    }
-
-    /// At once, whatever becomes of the response.
-    #[inline]
-    pub(crate) fn note_refused(&self, parts: &Parts) {
-        match &self.decided {
-            Decided::Refused(Reason::RateLimited(decision)) => self.report(parts, decision),
-            Decided::Refused(reason) => self.report_undecided(reason),
-            _ => {}
         }
     }
 
@@ -408,7 +397,7 @@ impl LimitedRequest {
         let governing = self.governing(reason.decision());
         let why = Rejection {
             reason,
-            limited: self.shared().options.status,
+            limited: self.current.shared.options.status,
             name: governing.limiter.name(),
             headers: &governing.headers,
         };
@@ -456,7 +445,7 @@ impl LimitedRequest {
         // The charge stays until `count_if` has returned: if that panics, dropping the request
         // refunds the charge where that is set.
         let (parts, body) = response.into_parts();
-        let count_if = self.shared().options.count_if.as_ref();
+        let count_if = self.current.shared.options.count_if.as_ref();
         let cost = parts.extensions.get::<TrueCost>().filter(|_| self.settles());
         let counts = count_if.is_none_or(|counts| counts(&parts));
         let actual = match (cost, counts) {
@@ -590,7 +579,7 @@ impl LimitedRequest {
     fn report(&self, parts: &Parts, decision: &Decision) {
         let line = |place| self.charged_line(self.line(place));
         observe(decision, self.count(), line, self.is_shadow(), Some(parts));
-        for on_decision in &self.shared().options.on_decision {
+        for on_decision in &self.current.shared.options.on_decision {
             on_decision(parts, &self.shown(decision));
         }
     }
@@ -689,11 +678,10 @@ impl Drop for LimitedRequest {
             self.give_back();
         }
         if let Some(rare) = &mut self.rare
-            && let Some(waiting) = rare.waiting.take()
-            && let InQueue { place, asked: Some(mut asked), .. } = *waiting
+            && let (Some(mut asked), Some(queued)) = (rare.asked.take(), rare.queued.take())
         {
             // The next one would be refused by its tokens before they are back.
-            asked.abandon(place);
+            asked.abandon(queued);
         }
     }
 }

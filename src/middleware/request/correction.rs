@@ -80,7 +80,7 @@ impl AsideCharge {
 
 /// If this is dropped, a charge that was not sent is withdrawn, and one that was sent is refunded
 /// where that is promised (S14).
-pub(crate) struct PendingDecision {
+pub(super) struct PendingDecision {
     reply: Option<Reply<Decision>>,
     sent: bool,
     refund: Option<(Limits, Vec<ReceiptLine>)>,
@@ -91,7 +91,7 @@ impl PendingDecision {
         Self { reply: Some(reply), sent: false, refund }
     }
 
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, StoreError>> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Decision, StoreError>> {
         self.sent = true;
         let reply = self.reply.as_mut().expect("polled after it was done");
         let answer = ready!(Pin::new(reply).poll(cx));

@@ -14,7 +14,6 @@ use crate::sync::Instant;
 
 pub(super) struct InQueue {
     pub(super) place: Place,
-    pub(super) asked: Option<PendingDecision>,
     /// Since the last look.
     has_changed: bool,
 }
@@ -31,75 +30,83 @@ impl LimitedRequest {
         let Some(queue) = &self.current.shared.queue else { return Next::Call };
         let arrived = arrived.unwrap_or_else(Instant::now);
         let place = Place::new(queue, self.claim(arrived));
-        self.rare().waiting = Some(Box::new(InQueue { place, asked: None, has_changed: false }));
-        match self.poll_queue(parts, true, None) {
-            Poll::Ready(next) => next,
-            Poll::Pending => Next::Wait,
-        }
+        self.rare().queued = Some(Box::new(InQueue { place, has_changed: false }));
+        self.poll(parts, true, None)
     }
 
+    /// Its charge is in flight.
     pub(crate) fn is_asking(&self) -> bool {
-        let waiting = self.rare.as_ref().and_then(|rare| rare.waiting.as_ref());
-        waiting.is_some_and(|of| of.asked.is_some())
+        self.rare.as_ref().is_some_and(|rare| rare.asked.is_some())
     }
 
-    /// [`Next::Ask`]: again, once the service is ready. [`Next::Wait`]: again, without it.
-    pub(crate) fn poll_queue(
+    /// What is next for a request that waits: for an answer of the store, or in the queue.
+    pub(crate) fn poll(
         &mut self,
         parts: &Parts,
-        is_ready: bool,
+        mut is_ready: bool,
         mut cx: Option<&mut Context<'_>>,
-    ) -> Poll<Next> {
+    ) -> Next {
         // Taken, so that a request whose hook panics has left the queue.
-        let waiting = self.rare.as_mut().and_then(|rare| rare.waiting.take());
-        let Some(mut waiting) = waiting else { return Poll::Pending };
+        let rare = self.rare();
+        let (mut asked, mut queued) = (rare.asked.take(), rare.queued.take());
         let next = loop {
-            let answer = if let Some(asked) = &mut waiting.asked {
-                let Some(cx) = cx else { break Poll::Pending };
-                let Poll::Ready(answer) = asked.poll(cx) else {
-                    waiting.place.stay(cx);
-                    break Poll::Pending;
-                };
-                answer
-            } else {
-                // First, and once: a change after this is one of the next look.
-                waiting.has_changed |= self.renew();
-                if self.is_eased(waiting.has_changed) {
-                    if !is_ready {
-                        break Poll::Ready(Next::Ask);
-                    }
-                    let arrived = waiting.place.claim.arrived;
-                    drop(waiting);
-                    return Poll::Ready(self.begin_again(parts, arrived));
-                }
-                let changed = mem::take(&mut waiting.has_changed).then(|| self.terms());
-                match waiting.place.look(changed, is_ready, cx.as_deref_mut()) {
-                    Turn::Wait => break Poll::Pending,
-                    Turn::Ask if !is_ready => break Poll::Ready(Next::Ask),
-                    Turn::Ask => match self.send().into_now() {
-                        Ok(answer) => answer,
-                        Err(later) => {
-                            // A request that leaves the queue keeps nothing.
-                            let refund = Some(self.refundable());
-                            waiting.asked = Some(PendingDecision::new(later, refund));
-                            continue;
+            let answer = match (&mut asked, &mut queued) {
+                (Some(charge), _) => {
+                    let Some(cx) = &mut cx else { break Next::Wait };
+                    match charge.poll(cx) {
+                        Poll::Ready(answer) => answer,
+                        Poll::Pending => {
+                            queued.iter_mut().for_each(|of| of.place.stay(cx));
+                            break Next::Wait;
                         }
-                    },
-                    Turn::Refused(refusal) => {
-                        return Poll::Ready(self.refused(Reason::RateLimited(*refusal)));
                     }
-                    Turn::Unanswered => return Poll::Ready(self.refused(Reason::StoreFailed)),
-                    Turn::Closed => return Poll::Ready(self.refused(Reason::QueueClosed)),
                 }
+                (None, Some(of)) => {
+                    let InQueue { place, has_changed } = &mut **of;
+                    // First, and once: a change after this is one of the next look.
+                    *has_changed |= self.renew();
+                    if self.is_eased(*has_changed) {
+                        if !is_ready {
+                            break Next::Ask;
+                        }
+                        let arrived = place.claim.arrived;
+                        drop(queued);
+                        return match self.begin_again(parts, arrived) {
+                            // Something else will wake it.
+                            Next::Wait if cx.is_some() => self.poll(parts, is_ready, cx),
+                            next => next,
+                        };
+                    }
+                    let changed = mem::take(has_changed).then(|| self.terms());
+                    match place.look(changed, is_ready, cx.as_deref_mut()) {
+                        Turn::Wait => break Next::Wait,
+                        Turn::Ask if !is_ready => break Next::Ask,
+                        Turn::Ask => match self.send().into_now() {
+                            Ok(answer) => answer,
+                            Err(later) => {
+                                // A request that leaves the queue keeps nothing.
+                                asked = Some(PendingDecision::new(later, Some(self.refundable())));
+                                continue;
+                            }
+                        },
+                        Turn::Refused(refusal) => {
+                            return self.refused(Reason::RateLimited(*refusal));
+                        }
+                        Turn::Unanswered => return self.refused(Reason::StoreFailed),
+                        Turn::Closed => return self.refused(Reason::QueueClosed),
+                    }
+                }
+                (None, None) => return Next::Wait,
             };
-            waiting.asked = None;
-            if !waiting.place.note(&answer) {
-                drop(waiting);
-                return Poll::Ready(self.decide(parts, answer));
+            asked = None;
+            if !queued.as_ref().is_some_and(|of| of.place.note(&answer)) {
+                drop(queued);
+                return self.decide(parts, answer);
             }
-            break Poll::Ready(Next::Wait);
+            is_ready = false;
         };
-        self.rare().waiting = Some(waiting);
+        let rare = self.rare();
+        (rare.asked, rare.queued) = (asked, queued);
         next
     }
 
@@ -133,10 +140,9 @@ impl LimitedRequest {
     }
 
     fn renew(&mut self) -> bool {
-        let shared = &self.current.shared;
         let changed = !self.current.is_current_now();
         if changed {
-            self.current = Current::new(shared);
+            self.current = Current::new(&self.current.shared);
         }
         changed
     }
