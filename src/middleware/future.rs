@@ -107,7 +107,7 @@ where
         body: B,
     ) -> FutureState<S, B, J> {
         limited.note_refused(&parts);
-        match Drain::rest(&limited.current.shared.options.drains, &parts, body) {
+        match Drain::rest(&limited.current.options.drains, &parts, body) {
             Ok(rest) => {
                 FutureState::Reading { held: Some(Box::new((parts, rest, Arc::clone(reject)))) }
             }

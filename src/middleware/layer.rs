@@ -13,7 +13,7 @@ use tower_layer::Layer;
 
 use super::headers::Headers;
 use super::rejection::{Grpc, ProblemJson, Rejection};
-use super::service::{FixedWindow, SharedSettings};
+use super::service::{Current, FixedWindow};
 use super::upload::Drain;
 use crate::decision::Decision;
 use crate::limits::{IntoLimits, Limiter, Limits};
@@ -446,8 +446,7 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
             let (by_key, limits) = (Arc::clone(&self.waiting), limits.clone());
             Arc::new(Queue { by_key, limits, most, max_wait })
         });
-        let settings = SharedSettings { limits, options, queue, marked: Default::default() };
-        FixedWindow::new(inner, settings, Arc::clone(&self.reject))
+        FixedWindow::new(inner, Current::new(limits, options, queue), Arc::clone(&self.reject))
     }
 }
 

@@ -116,7 +116,7 @@ impl LimitedRequest {
 
     #[inline]
     pub(crate) fn start(&mut self, parts: &Parts) -> Next {
-        if self.current.shared.options.skips(parts) {
+        if self.current.options.skips(parts) {
             return Next::Call;
         }
         let mut lines = match find_line(&self.current.settings, parts, &mut self.first) {
@@ -156,7 +156,7 @@ impl LimitedRequest {
         self.lines = lines;
         match lines {
             FoundLines::None => Next::Call,
-            FoundLines::Enforced if self.current.shared.queue.is_some() && self.may_wait() => {
+            FoundLines::Enforced if self.current.queue.is_some() && self.may_wait() => {
                 self.join_queue(parts, arrived)
             }
             _ => self.charge(parts),
@@ -262,7 +262,7 @@ impl LimitedRequest {
 
     /// For a request that is dropped while the store decides, if the layer promises a refund (S14).
     fn refund(&self) -> Option<(Limits, Vec<ReceiptLine>)> {
-        self.current.shared.options.refund_dropped.then(|| self.refundable())
+        self.current.options.refund_dropped.then(|| self.refundable())
     }
 
     pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
@@ -313,13 +313,13 @@ impl LimitedRequest {
     #[inline]
     pub(crate) fn prepare_call(&mut self, extensions: &mut Extensions) {
         let current = &self.current;
-        if current.shared.options.headers.each() {
+        if current.options.headers.each() {
             self.called_at = Some(Instant::now());
         }
-        if current.shared.options.expose_decision {
+        if current.options.expose_decision {
             self.charged().map(|decision| extensions.insert(self.shown(decision).into_owned()));
         }
-        if current.shared.marks() {
+        if current.marks() {
             self.mark(extensions);
         }
     }
@@ -330,7 +330,7 @@ impl LimitedRequest {
         self.log_first();
         if self.charged().is_some() {
             let limiter = &self.settings_of(&self.first).limiter;
-            self.current.shared.mark(limiter, &self.first.key, extensions);
+            self.current.mark(limiter, &self.first.key, extensions);
         }
     }
 
@@ -397,7 +397,7 @@ impl LimitedRequest {
         let governing = self.governing(reason.decision());
         let why = Rejection {
             reason,
-            limited: self.current.shared.options.status,
+            limited: self.current.options.status,
             name: governing.limiter.name(),
             headers: &governing.headers,
         };
@@ -413,7 +413,7 @@ impl LimitedRequest {
 
     #[inline]
     pub(crate) fn is_corrected_by<R>(&self, response: &Response<R>) -> bool {
-        self.current.shared.options.count_if.is_some()
+        self.current.options.count_if.is_some()
             || self.is_shadow()
             || !response.extensions().is_empty()
     }
@@ -421,7 +421,7 @@ impl LimitedRequest {
     #[inline]
     pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
         if let Some(decision) = self.charged() {
-            let now = || self.current.shared.limits.now();
+            let now = || self.current.limits.now();
             self.governing(Some(decision)).headers.stamp_passed(
                 response,
                 decision,
@@ -437,7 +437,7 @@ impl LimitedRequest {
     pub(crate) fn correct<R>(&mut self, response: Response<R>) -> Response<R> {
         let mut response = response;
         if let Some(cost) = response.extensions_mut().get_mut::<TrueCost>() {
-            cost.read_by(&self.current.shared.limits);
+            cost.read_by(&self.current.limits);
         }
         if self.charged().is_none() && self.aside().is_empty() {
             return response;
@@ -445,7 +445,7 @@ impl LimitedRequest {
         // The charge stays until `count_if` has returned: if that panics, dropping the request
         // refunds the charge where that is set.
         let (parts, body) = response.into_parts();
-        let count_if = self.current.shared.options.count_if.as_ref();
+        let count_if = self.current.options.count_if.as_ref();
         let cost = parts.extensions.get::<TrueCost>().filter(|_| self.settles());
         let counts = count_if.is_none_or(|counts| counts(&parts));
         let actual = match (cost, counts) {
@@ -490,7 +490,7 @@ impl LimitedRequest {
     }
 
     fn settles(&self) -> bool {
-        self.current.shared.limits.iter().any(|limiter| limiter.live().limit().settled)
+        self.current.limits.iter().any(|limiter| limiter.live().limit().settled)
     }
 
     #[cold]
@@ -546,7 +546,7 @@ impl LimitedRequest {
     }
 
     fn limits(&self) -> &Limits {
-        &self.current.shared.limits
+        &self.current.limits
     }
 
     fn refundable(&self) -> (Limits, Vec<ReceiptLine>) {
@@ -579,7 +579,7 @@ impl LimitedRequest {
     fn report(&self, parts: &Parts, decision: &Decision) {
         let line = |place| self.charged_line(self.line(place));
         observe(decision, self.count(), line, self.is_shadow(), Some(parts));
-        for on_decision in &self.current.shared.options.on_decision {
+        for on_decision in &self.current.options.on_decision {
             on_decision(parts, &self.shown(decision));
         }
     }
@@ -674,7 +674,7 @@ fn find_line(
 
 impl Drop for LimitedRequest {
     fn drop(&mut self) {
-        if self.awaits_response && self.current.shared.options.refund_dropped {
+        if self.awaits_response && self.current.options.refund_dropped {
             self.give_back();
         }
         if let Some(rare) = &mut self.rare

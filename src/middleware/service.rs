@@ -2,8 +2,8 @@
 //! clones share.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use http::{Extensions, Request, Response};
@@ -47,10 +47,9 @@ pub struct FixedWindow<S, J = ProblemJson> { // no Service? Write `.reject(Empty
 }
 
 impl<S, J> FixedWindow<S, J> {
-    pub(crate) fn new(inner: S, settings: SharedSettings, reject: Arc<J>) -> Self {
-        let (first, changed) = (OnceLock::new(), Mutex::new(None));
-        let shared = InForce { settings: Arc::new(settings), first, changed, reject };
-        Self { inner, shared: Arc::new(shared) }
+    pub(crate) fn new(inner: S, current: Current, reject: Arc<J>) -> Self {
+        let (first, changed) = (Arc::new(current), Mutex::new(None));
+        Self { inner, shared: Arc::new(InForce { first, changed, reject }) }
     }
 }
 
@@ -85,16 +84,15 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FixedWindow")
             .field("inner", &self.inner)
-            .field("limits", &self.shared.settings.limits)
+            .field("limits", &self.shared.first.limits)
             .finish_non_exhaustive()
     }
 }
 
 /// What the clones of a service have in common, behind one pointer: axum clones it for each request.
 struct InForce<J> {
-    settings: Arc<SharedSettings>,
-    /// The first settings, read without a lock. Most layers never change them.
-    first: OnceLock<Arc<Current>>,
+    /// Read without a lock. Most layers never change their quotas.
+    first: Arc<Current>,
     changed: Mutex<Option<Arc<Current>>>,
     reject: Arc<J>,
 }
@@ -102,50 +100,47 @@ struct InForce<J> {
 impl<J> InForce<J> {
     #[inline]
     fn current(&self) -> Arc<Current> {
-        match self.first.get() {
-            Some(current) if current.is_current() => Arc::clone(current),
-            _ => self.renew(),
+        match self.first.is_current() {
+            true => Arc::clone(&self.first),
+            false => self.renew(),
         }
     }
 
     #[cold]
     fn renew(&self) -> Arc<Current> {
-        let first = self.first.get_or_init(|| Current::new(&self.settings));
-        if first.is_current_now() {
-            return Arc::clone(first);
+        if self.first.is_current_now() {
+            return Arc::clone(&self.first);
         }
         let mut changed = sync::lock(&self.changed);
         match &*changed {
             Some(current) if current.is_current_now() => Arc::clone(current),
-            _ => Arc::clone(changed.insert(Current::new(&self.settings))),
+            _ => Arc::clone(changed.insert(Arc::new(self.first.renewed()))),
         }
     }
 }
 
-pub(crate) struct SharedSettings {
+/// The layer's state and the quotas in force. A request holds one `Arc` of it.
+pub(crate) struct Current {
     pub(crate) limits: Limits,
     pub(crate) options: Options,
     pub(crate) queue: Option<Arc<Queue>>,
-    /// Counts the requests that were marked: see [`mark`](Self::mark).
-    pub(crate) marked: AtomicU32,
-}
-
-/// The layer's state and the quotas in force. A request holds one `Arc` of it.
-pub(crate) struct Current {
-    pub(crate) shared: Arc<SharedSettings>,
     pub(crate) settings: Settings,
     others: Box<[Settings]>,
+    /// Counts the requests that were marked: see [`mark`](Self::mark).
+    marked: AtomicU32,
 }
 
 impl Current {
+    pub(crate) fn new(limits: Limits, options: Options, queue: Option<Arc<Queue>>) -> Self {
+        let mut all = limits.iter().map(|limiter| Settings::new(limiter, &options));
+        let settings = all.next().expect("a layer has a limit");
+        let others = all.collect();
+        Self { limits, options, queue, settings, others, marked: AtomicU32::new(0) }
+    }
+
     #[cold]
-    pub(crate) fn new(shared: &Arc<SharedSettings>) -> Arc<Self> {
-        let mut all = shared.limits.iter().map(|limiter| Settings::new(limiter, &shared.options));
-        Arc::new(Self {
-            settings: all.next().expect("a layer has a limit"),
-            others: all.collect(),
-            shared: Arc::clone(shared),
-        })
+    pub(crate) fn renewed(&self) -> Self {
+        Self::new(self.limits.clone(), self.options.clone(), self.queue.clone())
     }
 
     #[inline]
@@ -220,7 +215,7 @@ impl Clone for Charges {
     }
 }
 
-impl SharedSettings {
+impl Current {
     #[inline]
     pub(crate) fn marks(&self) -> bool {
         self.marked.load(Ordering::Relaxed) < MARKED

@@ -1,13 +1,13 @@
 //! A request in the queue: it is charged when it is its turn.
 
 use std::mem;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::request::Parts;
 
 use super::{LimitedRequest, Next, PendingDecision, RequestLine};
 use crate::middleware::rejection::Reason;
-use crate::middleware::service::Current;
 use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
 use crate::quota::Plan;
 use crate::sync::Instant;
@@ -27,7 +27,7 @@ impl LimitedRequest {
     /// The service is ready.
     #[inline(never)]
     pub(super) fn join_queue(&mut self, parts: &Parts, arrived: Option<Instant>) -> Next {
-        let Some(queue) = &self.current.shared.queue else { return Next::Call };
+        let Some(queue) = &self.current.queue else { return Next::Call };
         let arrived = arrived.unwrap_or_else(Instant::now);
         let place = Place::new(queue, self.claim(arrived));
         self.rare().queued = Some(Box::new(InQueue { place, has_changed: false }));
@@ -142,7 +142,7 @@ impl LimitedRequest {
     fn renew(&mut self) -> bool {
         let changed = !self.current.is_current_now();
         if changed {
-            self.current = Current::new(&self.current.shared);
+            self.current = Arc::new(self.current.renewed());
         }
         changed
     }
