@@ -97,23 +97,15 @@ impl Key {
     /// inside (`::ffff:192.0.2.1`, or behind NAT64 `64:ff9b::192.0.2.1`), that one counts.
     #[inline(always)]
     pub fn from_ip(address: IpAddr, prefix: u8) -> Self {
-        match address {
-            IpAddr::V4(address) => Self::from_ipv4(address),
-            IpAddr::V6(_) => Self::from_ipv6(address, prefix),
-        }
+        let mut key = Self::default();
+        key.push_ip(address, prefix);
+        key
     }
 
     #[inline(always)]
     fn of_part(tag: u8, part: &[u8]) -> Self {
         let mut key = Self::default();
         key.push(tag, part);
-        key
-    }
-
-    #[inline(never)]
-    fn from_ipv6(address: IpAddr, prefix: u8) -> Self {
-        let mut key = Self::default();
-        key.push_ip(address, prefix);
         key
     }
 
@@ -413,13 +405,9 @@ macro_rules! from_numbers {
         impl From<$t> for Key {
             #[allow(unused_comparisons, reason = "some of the types are unsigned")]
             fn from(number: $t) -> Self {
-                let mut key = Self::default();
-                if number < 0 {
-                    key.push(tag::NEGATIVE, &(number as i64).unsigned_abs().to_be_bytes());
-                } else {
-                    key.push(tag::UNSIGNED, &(number as u64).to_be_bytes());
-                }
-                key
+                let tag = if number < 0 { tag::NEGATIVE } else { tag::UNSIGNED };
+                let size = (number as i128).unsigned_abs() as u64;
+                Self::of_part(tag, &size.to_be_bytes())
             }
         }
     )*};

@@ -77,16 +77,8 @@ impl KeyExtractor for PeerIp {
 
 #[inline]
 pub(super) fn notice_proxy(parts: &Parts) {
-    // Reads the peer's address again: keeping it would cost each request time.
-    #[cold]
-    #[inline(never)]
-    fn check_proxy(parts: &Parts) {
-        if let Ok(peer) = peer(parts) {
-            log_hint(parts, peer);
-        }
-    }
     if is_check_due() {
-        check_proxy(parts);
+        log_hint(parts);
     }
 }
 
@@ -182,8 +174,11 @@ fn has_forwarding_header(parts: &Parts) -> bool {
     FORWARDING.iter().any(|name| parts.headers.contains_key(*name))
 }
 
-fn log_hint(parts: &Parts, peer: IpAddr) {
-    if is_local(peer) && has_forwarding_header(parts) {
+/// Reads the peer's address again: keeping it would cost each request time.
+#[cold]
+#[inline(never)]
+fn log_hint(parts: &Parts) {
+    if peer(parts).is_ok_and(is_local) && has_forwarding_header(parts) {
         observe::doubt(&HINT);
     }
 }
