@@ -11,6 +11,8 @@ use crate::reference::{
 };
 use crate::setup::{Ask, LayerSetup, Setup};
 
+/// True costs, by the names of limits.
+pub(crate) type Told = Vec<(&'static str, u64)>;
 /// A limit: the positions of its layer and in it.
 pub(crate) type Limit = (usize, usize);
 /// A limit's key, and the window and the anchor of a quota (S10).
@@ -224,7 +226,7 @@ impl Limits {
         for (i, of) in setup.limits.iter().enumerate() {
             let live = &self.0[&(layer, i)];
             let shadow = live.is_shadow();
-            let Some(key) = ask.key(of.users) else {
+            let Some(key) = of.key(ask) else {
                 if shadow {
                     continue;
                 }
@@ -298,22 +300,21 @@ pub(crate) fn seconds(ms: i128) -> i128 {
 }
 
 impl Setup {
-    /// The true cost of a limit, if it is settled and the response has told it. It holds also for a
-    /// response that does not count (S15).
-    pub(crate) fn true_cost(&self, ask: &Ask, of: &Charged, counts: bool, is_told: bool) -> u64 {
+    /// The true cost of a limit, if it is settled and one of these says it, the later ones first. It
+    /// holds also for a response that does not count (S15).
+    pub(crate) fn true_cost(&self, told: &Told, of: &Charged, counts: bool) -> u64 {
         let (layer, limit) = of.line.limit;
-        let told = ask.costs.iter().find(|(name, _)| *name == of.line.name);
-        let told = told.filter(|_| is_told && self.layers[layer].limits[limit].settled);
+        let told = told.iter().rev().find(|(name, _)| *name == of.line.name);
+        let told = told.filter(|_| self.layers[layer].limits[limit].settled);
         told.map_or(if counts { of.cost } else { 0 }, |(_, cost)| *cost)
     }
 }
 
 impl Standing {
-    /// Returns whether an outer layer's numbers replace an inner one's (S19).
-    pub(crate) fn replaces(&self, inner: &Self, now: u64) -> bool {
+    /// Returns whether an outer layer's numbers replace an inner one's, if its window still runs (S19).
+    pub(crate) fn is_tighter(&self, inner: &Self) -> bool {
         let (own, others) = (self.remaining, inner.remaining);
-        let is_later = seconds(self.reset) > seconds(inner.reset);
-        (own < others || own == others && is_later) && self.reset > now.into()
+        own < others || own == others && seconds(self.reset) > seconds(inner.reset)
     }
 }
 

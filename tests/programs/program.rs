@@ -4,27 +4,25 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::Body;
 use fastrand::Rng;
 use futures_util::stream;
-use http::Request;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_fixed_window::{
-    Clock, KeptReceipt, Key, Limiter, Limits, Line, MemoryStore, Quotas, Receipt,
-};
+use tower_fixed_window::{Clock, KeptReceipt, Limiter, Limits, Line, MemoryStore, Quotas, Receipt};
 
 use crate::instant;
 use crate::model::{Charged, Counts, Limit, Line as ModelLine, charged};
 use crate::reference::Ask as Asks;
 use crate::requests::{Flow, Model, PAUSE};
-use crate::setup::{Setup, USERS, built, quotas, some_key, with_limits};
-use crate::world::{Moment, Service, SteppingClock, What, World};
+use crate::setup::{Setup, built, key, quotas, with_limits};
+use crate::world::{Moment, Service, SteppingClock, What, World, request, response};
 
 const STEPS: u64 = 50;
 const START_MS: u64 = 1_700_000_040_000;
@@ -53,6 +51,8 @@ struct Open {
     limits: Vec<Limits>,
     /// The same limits, which look at the counts where they are.
     near: Vec<Limits>,
+    /// The same limits in another store.
+    elsewhere: Vec<Limits>,
 }
 
 /// A receipt belongs to its store, so the next process reads it from text (S14).
@@ -102,8 +102,8 @@ impl Program {
             19..21 => self.step_clock(),
             21..23 => self.go_on(),
             23..25 => self.drop_one().await,
-            25..29 => self.change(),
-            29 => self.reset().await,
+            25..29 if !self.setup.in_order => self.change(),
+            25..30 => self.reset().await,
             30..34 => self.receipt().await,
             _ => self.close_and_open().await,
         }
@@ -137,7 +137,9 @@ impl Program {
             0 => limits.clone(),
             _ => self.setup.layers.iter().map(|of| of.limits(memory.clone())).collect(),
         };
-        self.open = Some(Open { memory, service, limits, near });
+        let other = MemoryStore::with_max_keys(1_000).clock(self.world.clock.clone());
+        let elsewhere = self.setup.layers.iter().map(|of| of.limits(other.clone())).collect();
+        self.open = Some(Open { memory, service, limits, near, elsewhere });
     }
 
     /// Ends the process, with all requests.
@@ -149,7 +151,10 @@ impl Program {
             let flow = self.model.flows.get_mut(&number).expect("it is under way");
             let _ = (&mut flow.task).await;
             let now = self.now();
-            self.model.dropped(number, now);
+            match self.model.has_body(number) {
+                true => self.model.end_body(number, now, false),
+                false => self.model.dropped(number, now),
+            }
         }
         self.check().await;
         self.open = None;
@@ -166,11 +171,11 @@ impl Program {
             })),
             false => Body::empty(),
         };
-        let request = Request::post("/").extension(Arc::clone(&ask)).body(body);
-        let request = request.expect("a request");
+        let request = request(&ask, body);
         let (service, world) = (self.opened().service.clone(), self.world.clone());
         let task = tokio::spawn(async move {
-            let Ok(response) = service.oneshot(request).await;
+            let response = service.oneshot(request).await.unwrap_or_else(|_| response(500));
+            world.clock.panics.store(false, Ordering::SeqCst);
             world.note(number, What::Done(response));
         });
         let upload = ask.uploads.then_some(upload);
@@ -216,7 +221,7 @@ impl Program {
             let has_rested = self.world.log.lock().expect("no panic").is_empty();
             self.read_log();
             // What takes time ends before others begin: so the log has the order of the store.
-            if self.setup.far == 0 || has_rested && !self.model.reads_refused() {
+            if self.setup.far == 0 || has_rested && !self.model.goes_on() {
                 break;
             }
         }
@@ -254,17 +259,15 @@ impl Program {
             let mut all: Vec<_> = plans.chain([&live.quotas().to_vec()]).cloned().collect();
             all.extend(live.keys.values().map(|(terms, _)| terms.clone()));
             all.dedup();
-            for (key, terms) in
-                (0..USERS / of.users).flat_map(|key| all.iter().map(move |of| (key, of)))
-            {
+            for (number, terms) in of.keys().flat_map(|key| all.iter().map(move |of| (key, of))) {
                 let quotas = built(terms);
-                let line = Line::new(of.name, Key::from(key), 0).with_quotas(&quotas);
+                let line = Line::new(of.name, key(number), 0).with_quotas(&quotas);
                 let standing = near[limit.0].peek([line]).await.expect("memory answers");
                 let usage = standing.usage().iter();
                 let found: Vec<_> =
                     usage.map(|of| (i128::from(of.used()), of.reset_at())).collect();
-                let expected = self.model.counts.standing(*limit, key, terms, now.at);
-                assert_eq!(found, expected, "of {key} by {}, at {}: {terms:?}", of.name, now.at);
+                let expected = self.model.counts.standing(*limit, number, terms, now.at);
+                assert_eq!(found, expected, "{number} by {}, at {}: {terms:?}", of.name, now.at);
             }
         }
     }
@@ -284,7 +287,7 @@ impl Program {
         let mut left = self.some_time();
         self.print(|| format!("waits for {left} ms"));
         while left > 0 {
-            let in_parts = self.model.waits() || self.model.reads_refused();
+            let in_parts = self.model.waits() || self.model.goes_on();
             let part = if in_parts { left.min(250) } else { left };
             sleep(Duration::from_millis(part)).await;
             self.rest().await;
@@ -299,7 +302,7 @@ impl Program {
         // What waits in a queue asks at some time, and writes what a step back has moved.
         let may_step_back =
             || !self.model.waits() && self.model.counts.may_step_back(to, self.latest.max(now));
-        if to < now && !may_step_back() {
+        if to < now && (self.setup.in_order || !may_step_back()) {
             return;
         }
         self.print(|| format!("the clock steps to {to}"));
@@ -361,16 +364,16 @@ impl Program {
         let (limit, limiter) = self.some_limit();
         let of = &self.setup.layers[limit.0].limits[limit.1];
         let until = self.world.clock.now_ms() + self.rng.u64(1..30_000);
-        let key = some_key(&mut self.rng, of.users);
+        let number = of.some_key(&mut self.rng);
         let waits = self.model.waits();
         let live = self.model.limits.0.get_mut(&limit).expect("it is there");
         let new = match self.rng.u64(..4) {
-            0 => quotas(&mut self.rng),
+            0 => quotas(&mut self.rng, false),
             _ => with_limits(&mut self.rng, &live.quotas),
         };
         let (quotas, shadow, kind) = (built(&new), self.rng.bool(), self.rng.u64(..8));
         if self.prints {
-            println!("changes {limit:?}: {kind} {quotas} {shadow} {key} {until}");
+            println!("changes {limit:?}: {kind} {quotas} {shadow} {number} {until}");
         }
         match kind {
             0..=3 if of.plans.len() > 1 => return,
@@ -383,12 +386,12 @@ impl Program {
                 live.quotas_for_now = Some((new, until));
             }
             4..=5 => {
-                limiter.set_key_quotas_until(Key::from(key), quotas, instant(until));
-                live.keys.insert(key, (new, until));
+                limiter.set_key_quotas_until(key(number), quotas, instant(until));
+                live.keys.insert(number, (new, until));
             }
             6 => {
-                limiter.clear_key_quotas(Key::from(key));
-                live.keys.remove(&key);
+                limiter.clear_key_quotas(key(number));
+                live.keys.remove(&number);
             }
             // When a request that waits notices is its own to say: it has to last.
             _ if waits && live.is_shadow() => return,
@@ -408,11 +411,10 @@ impl Program {
 
     async fn reset(&mut self) {
         let (limit, limiter) = self.some_limit();
-        let users = self.setup.layers[limit.0].limits[limit.1].users;
-        let key = some_key(&mut self.rng, users);
-        self.print(|| format!("resets {key} of {}", limiter.name()));
-        limiter.reset(Key::from(key)).await.expect("it is possible");
-        self.model.counts.reset(limit, key);
+        let number = self.setup.layers[limit.0].limits[limit.1].some_key(&mut self.rng);
+        self.print(|| format!("resets {number} of {}", limiter.name()));
+        limiter.reset(key(number)).await.expect("it is possible");
+        self.model.counts.reset(limit, number);
         self.disturb();
     }
 
@@ -426,7 +428,7 @@ impl Program {
         let now = self.now();
         self.model.limits.end_changes(layer, now.at);
         for (i, of) in self.setup.layers[layer].limits.iter().enumerate() {
-            let (key, cost) = (some_key(&mut self.rng, of.users), self.rng.u64(..4));
+            let (key, cost) = (of.some_key(&mut self.rng), self.rng.u64(..4));
             let live = &self.model.limits.0[&(layer, i)];
             let own = live.keys.get(&key);
             // By name, or those in force.
@@ -447,14 +449,19 @@ impl Program {
         self.print(|| format!("charges {lines:?}"));
         let plans: Vec<Quotas> = lines.iter().map(|(line, _)| built(&line.terms)).collect();
         let each = lines.iter().zip(&plans).map(|((line, names), plan)| {
-            let of = Line::new(line.name, Key::from(line.key), line.cost);
+            let of = Line::new(line.name, key(line.key), line.cost);
             if *names { of.with_quotas(plan) } else { of }
         });
         let each: Vec<_> = each.collect();
-        let answer = self.opened().limits[layer].charge(each).await.expect("it answers");
+        let answer = self.opened().limits[layer].charge(&each).await.expect("it answers");
         let lines: Vec<_> = lines.into_iter().map(|(line, _)| line).collect();
         let together = self.model.counts.charge(&lines, now.at + self.setup.far, Asks::Charge);
         assert_eq!(answer.is_ok(), together.allowed, "without HTTP: {lines:?}");
+        // The receipts of another store are good for nothing here (S14).
+        let Open { limits, elsewhere, .. } = self.opened();
+        if let Ok(Ok(receipt)) = elsewhere[layer].charge(&each).await {
+            limits[layer].refund(receipt).await.expect_err("it is another store's");
+        }
         if let Ok(receipt) = answer {
             self.receipts.push((receipt, layer, charged(lines, together, 0)));
         }

@@ -11,10 +11,10 @@ use tokio::task::JoinHandle;
 use tower_fixed_window::CostMeter;
 
 use crate::model::{
-    Charged, Counts, Limits, Line, Standing, charged, may_wait, refusal, seconds, tightest,
+    Charged, Counts, Limits, Line, Standing, Told, charged, may_wait, refusal, seconds, tightest,
 };
 use crate::reference::Ask as Asks;
-use crate::setup::{Ask, Ends, Setup};
+use crate::setup::{Ask, BASE, Inside, Setup};
 use crate::world::{Event, Moment, What};
 
 /// How late a timer may be, in milliseconds.
@@ -34,7 +34,11 @@ pub(crate) struct Flow {
     pub(crate) stage: Stage,
     /// The layers that it has passed, from the outside in.
     passed: Vec<Passed>,
+    /// Those whose response has passed, and which wait for its meter.
+    settling: Vec<Passed>,
     meter: Option<CostMeter>,
+    /// Inside of these layers, it was asked once more.
+    retried: Vec<usize>,
 }
 
 struct Passed {
@@ -42,18 +46,20 @@ struct Passed {
     /// The lines that were charged together, and then those in shadow mode beside them.
     lines: Vec<Charged>,
     together: usize,
-    /// The costs are known when the body ends.
-    metered: bool,
-    counts: bool,
 }
 
 pub(crate) enum Stage {
     At(Place),
+    /// Inside of this layer, it goes on at this time.
+    Slow(usize, u64),
     Inner,
     Called,
-    Answers(Expected),
-    /// `None`: by what a line knew last.
+    /// It is asked once more inside of this layer.
+    Retries(usize),
+    Answers(Answer),
+    /// By this layer. `None`: by what a line knew last.
     Refused {
+        layer: usize,
         expected: Option<Refusal>,
         elapsed: u64,
     },
@@ -73,9 +79,39 @@ pub(crate) struct Place {
     order: u64,
 }
 
+/// A response on its way out.
+pub(crate) struct Answer {
+    /// `None`: an error.
+    status: Option<u16>,
+    fields: Fields,
+    /// The true costs that it reports, but for those of its meter.
+    told: Told,
+}
+
+enum Fields {
+    /// Of a layer that the request has passed.
+    Passed(Option<Standing>),
+    /// Of a refusal, which no layer outside changes.
+    Kept(BTreeMap<String, String>),
+    /// Of a refusal in a line.
+    Unknown,
+}
+
+impl Answer {
+    fn of(status: impl Into<Option<u16>>) -> Self {
+        Self { status: status.into(), fields: Fields::Passed(None), told: Vec::new() }
+    }
+
+    fn refusal(expected: Option<Expected>) -> Self {
+        let fields = expected.map(|expected| (expected.status, Fields::Kept(expected.fields)));
+        let (status, fields) = fields.unwrap_or((429, Fields::Unknown));
+        Self { fields, ..Self::of(status) }
+    }
+}
+
 #[derive(PartialEq, Debug)]
 pub(crate) struct Expected {
-    status: u16,
+    pub(crate) status: u16,
     fields: BTreeMap<String, String>,
 }
 
@@ -95,7 +131,7 @@ impl Expected {
         Self { status, fields: fields.collect() }
     }
 
-    fn of(response: &Response<Body>) -> Self {
+    pub(crate) fn of(response: &Response<Body>) -> Self {
         let fields = response
             .headers()
             .iter()
@@ -153,7 +189,8 @@ impl Flow {
         task: JoinHandle<()>,
         upload: Option<oneshot::Sender<()>>,
     ) -> Self {
-        Self { ask, task, upload, stage: Stage::Inner, passed: Vec::new(), meter: None }
+        let (passed, settling, retried, meter) = Default::default();
+        Self { ask, task, upload, stage: Stage::Inner, passed, settling, meter, retried }
     }
 }
 
@@ -174,18 +211,18 @@ impl Model {
         self.flows.get_mut(&number).expect("it is under way")
     }
 
-    fn refuse(&mut self, number: u64, expected: Option<Refusal>, now: Moment) {
-        self.flow(number).stage = Stage::Refused { expected, elapsed: now.elapsed };
+    fn refuse(&mut self, number: u64, layer: usize, expected: Option<Refusal>, now: Moment) {
+        self.flow(number).stage = Stage::Refused { layer, expected, elapsed: now.elapsed };
     }
 
-    /// Goes on to the first layer from this one on that has a line for the request.
+    /// Goes on to the first layer from this one on that has a line for the request, or takes time.
     pub(crate) fn arrive(&mut self, number: u64, layer: usize, arrived: Moment) {
         let setup = Arc::clone(&self.setup);
         let ask = Arc::clone(&self.flow(number).ask);
         for (layer, of) in setup.layers.iter().enumerate().skip(layer) {
             let Some(lines) = self.limits.lines(layer, of, &ask, arrived.at) else {
                 let refusal = Refusal { status: 400, standing: None, wait: None };
-                return self.refuse(number, Some(refusal), arrived);
+                return self.refuse(number, layer, Some(refusal), arrived);
             };
             if !lines.is_empty() {
                 let waits = of.queue.is_some() && may_wait(&lines);
@@ -201,8 +238,17 @@ impl Model {
                 self.flow(number).stage = Stage::At(place);
                 return;
             }
+            if self.is_slowed(number, layer, arrived) {
+                return;
+            }
         }
         self.flow(number).stage = Stage::Inner;
+    }
+
+    fn is_slowed(&mut self, number: u64, layer: usize, now: Moment) -> bool {
+        let Inside::Slow(ms) = self.setup.layers[layer].inside else { return false };
+        self.flow(number).stage = Stage::Slow(layer, now.elapsed + ms);
+        true
     }
 
     pub(crate) fn note(&mut self, Event { number, what, now }: Event) {
@@ -215,8 +261,34 @@ impl Model {
                 let before = mem::replace(&mut flow.stage, Stage::Called);
                 assert!(matches!(before, Stage::Inner), "{number} is called");
             }
+            What::GoesOn(layer) => {
+                let is_due = |at: u64| at <= now.elapsed && now.elapsed <= at + TICK;
+                let goes_on =
+                    matches!(flow.stage, Stage::Slow(of, at) if of == layer && is_due(at));
+                assert!(goes_on, "{number} goes on inside of {layer}");
+                self.arrive(number, layer + 1, now);
+            }
+            What::Again(layer) => {
+                self.refused(number, now);
+                let flow = self.flow(number);
+                let is_asked = matches!(flow.stage, Stage::Retries(of) if of == layer);
+                assert!(is_asked, "{number} is asked once more inside of {layer}");
+                flow.retried.retain(|of| *of < layer);
+                flow.retried.push(layer);
+                // The second request has no body.
+                flow.upload = None;
+                self.arrive(number, layer + 1, now);
+            }
+            What::TimesOut(layer) => {
+                self.give_up(number, layer + 1, now);
+                self.outward(number, Answer::of(504), layer + 1, now);
+            }
             What::Panics => self.dropped(number, now),
-            What::Answers(meter) => self.answers(number, meter, now),
+            What::Fails => {
+                assert!(matches!(flow.stage, Stage::Called), "{number} fails");
+                self.outward(number, Answer::of(None), self.setup.layers.len(), now);
+            }
+            What::Answers(meter, expected) => self.answers(number, meter, expected, now),
             What::Done(response) => self.done(number, &response, now),
         }
     }
@@ -251,7 +323,7 @@ impl Model {
                 self.counts = before;
             }
             let expected = self.check_refusal(number, &place, &main, now);
-            return self.refuse(number, expected, now);
+            return self.refuse(number, layer, expected, now);
         }
         assert_eq!(allowed, together.allowed, "{number} by layer {layer} at {at}: {main:?}");
         if place.waits && !is_shadow {
@@ -262,7 +334,7 @@ impl Model {
             let (standing, retry_at) = refusal(&main, &together);
             let wait = retry_at.map(|retry_at| retry_at - i128::from(at));
             let refusal = Refusal { status: 429, standing: Some(standing), wait };
-            return self.refuse(number, Some(refusal), now);
+            return self.refuse(number, layer, Some(refusal), now);
         }
         let mut lines = charged(main, together, 0);
         let together = lines.len();
@@ -271,14 +343,10 @@ impl Model {
             let decided = self.counts.charge(&line, now.at + far, Asks::Charge);
             lines.extend(charged(line, decided, now.elapsed + 2 * far));
         }
-        self.flow(number).passed.push(Passed {
-            layer,
-            lines,
-            together,
-            metered: false,
-            counts: true,
-        });
-        self.arrive(number, layer + 1, now);
+        self.flow(number).passed.push(Passed { layer, lines, together });
+        if !self.is_slowed(number, layer, now) {
+            self.arrive(number, layer + 1, now);
+        }
     }
 
     /// The lines of requests that wait by the same keys and have come before, in their order. Those
@@ -357,49 +425,113 @@ impl Model {
         charged.cost = cost;
     }
 
-    fn answers(&mut self, number: u64, meter: Option<CostMeter>, now: Moment) {
-        let (setup, flow) = (Arc::clone(&self.setup), self.flow(number));
-        let (ask, mut passed) = (Arc::clone(&flow.ask), mem::take(&mut flow.passed));
+    fn answers(&mut self, number: u64, meter: Option<CostMeter>, expected: Expected, now: Moment) {
+        let below = self.setup.layers.len();
+        let flow = self.flow(number);
         assert!(matches!(flow.stage, Stage::Called), "{number} is answered");
-        let mut fields: Option<Standing> = None;
-        for of in passed.iter_mut().rev() {
-            let layer = &setup.layers[of.layer];
-            of.counts = ask.ends != Ends::Teapot || layer.counts_teapots;
-            let settles = layer.limits.iter().any(|limit| limit.settled);
-            of.metered = meter.is_some() && (of.counts || settles);
-            for charged in of.lines.iter_mut().filter(|_| !of.metered) {
-                let cost = setup.true_cost(&ask, charged, of.counts, true);
+        let [costs, by_meter] = &flow.ask.costs;
+        let told = match meter {
+            Some(_) => costs.clone(),
+            None if costs.is_empty() => Vec::new(),
+            None => [&[BASE], &costs[..], by_meter].concat(),
+        };
+        flow.meter = meter;
+        let status = expected.status;
+        let is_theirs = !expected.fields.is_empty();
+        let mut answer =
+            if is_theirs { Answer::refusal(Some(expected)) } else { Answer::of(status) };
+        answer.told = told;
+        self.outward(number, answer, below, now);
+    }
+
+    /// The refusal is handed on: it may have waited for the rest of an upload.
+    fn refused(&mut self, number: u64, now: Moment) {
+        let flow = self.flow(number);
+        match mem::replace(&mut flow.stage, Stage::Done) {
+            Stage::Refused { layer, expected, elapsed } => {
+                let is_silent = now.elapsed >= elapsed + 1_000;
+                assert!(flow.upload.is_none() || is_silent, "{number} is answered while it sends");
+                let expected = expected.map(|refusal| refusal.after(now.elapsed - elapsed));
+                self.outward(number, Answer::refusal(expected), layer, now);
+            }
+            stage => flow.stage = stage,
+        }
+    }
+
+    /// A response, or an error, goes out through the layers below this one.
+    fn outward(&mut self, number: u64, mut answer: Answer, below: usize, now: Moment) {
+        let setup = Arc::clone(&self.setup);
+        for layer in (0..below).rev() {
+            let of = &setup.layers[layer];
+            let flow = self.flow(number);
+            match of.inside {
+                Inside::Replaces(status) if answer.status != Some(200) => {
+                    answer = Answer::of(status);
+                }
+                Inside::Retries if answer.status != Some(200) && !flow.retried.contains(&layer) => {
+                    flow.stage = Stage::Retries(layer);
+                    return;
+                }
+                _ => {}
+            }
+            let is_metered = flow.meter.is_some();
+            let clock_panics = is_metered && flow.ask.clock_panics;
+            let Some(mut passed) = flow.passed.pop_if(|passed| passed.layer == layer) else {
+                continue;
+            };
+            let Some(status) = answer.status else {
+                // As if it was dropped.
+                if of.refunds_dropped {
+                    passed.lines.iter_mut().for_each(|charged| self.correct(charged, 0, now));
+                }
+                continue;
+            };
+            let counts = status != 418 || of.counts_teapots;
+            let settles = of.limits.iter().any(|limit| limit.settled);
+            let waits = is_metered && (counts || settles);
+            for charged in passed.lines.iter_mut().filter(|_| !waits) {
+                let cost = setup.true_cost(&answer.told, charged, counts);
                 self.correct(charged, cost, now);
             }
-            let together = &of.lines[..of.together];
-            if !together[0].line.shadow {
+            let together = &passed.lines[..passed.together];
+            if let Fields::Passed(fields) = &mut answer.fields
+                && !together[0].line.shadow
+            {
                 let own = tightest(together);
-                fields = Some(fields.filter(|inner| !own.replaces(inner, now.at)).unwrap_or(own));
+                let is_tighter = fields.as_ref().is_none_or(|inner| own.is_tighter(inner));
+                if clock_panics && fields.is_some() && is_tighter {
+                    self.flow(number).passed.push(passed);
+                    self.give_up(number, 0, now);
+                    return;
+                }
+                if is_tighter && (fields.is_none() || own.reset > now.at.into()) {
+                    *fields = Some(own);
+                }
+            }
+            if waits {
+                self.flow(number).settling.push(passed);
             }
         }
-        let status = if ask.ends == Ends::Teapot { 418 } else { 200 };
-        let flow = self.flow(number);
-        (flow.passed, flow.meter) = (passed, meter);
-        flow.stage = Stage::Answers(Expected::new(status, fields));
+        answer.status.get_or_insert(500);
+        self.flow(number).stage = Stage::Answers(answer);
     }
 
     /// The response is there.
     fn done(&mut self, number: u64, response: &Response<Body>, now: Moment) {
+        self.refused(number, now);
         let (found, flow) = (Expected::of(response), self.flow(number));
-        match mem::replace(&mut flow.stage, Stage::Done) {
-            Stage::Answers(expected) => assert_eq!(found, expected, "the answer to {number}"),
-            Stage::Refused { expected, elapsed: refused } => {
-                let is_silent = now.elapsed >= refused + 1_000;
-                assert!(flow.upload.is_none() || is_silent, "{number} is answered while it sends");
-                match expected {
-                    Some(refusal) => {
-                        let expected = refusal.after(now.elapsed - refused);
-                        assert_eq!(found, expected, "{number} is refused");
-                    }
-                    None => assert!(found.is_refusal_in_line(), "{number}: {found:?}"),
-                }
-            }
-            _ => panic!("{number} is answered: {found:?}"),
+        let Stage::Answers(answer) = mem::replace(&mut flow.stage, Stage::Done) else {
+            panic!("{number} is answered: {found:?}")
+        };
+        let status = answer.status.expect("an error is answered");
+        let expected = match answer.fields {
+            Fields::Passed(standing) => Some(Expected::new(status, standing)),
+            Fields::Kept(fields) => Some(Expected { status, fields }),
+            Fields::Unknown => None,
+        };
+        match expected {
+            Some(expected) => assert_eq!(found, expected, "the answer to {number}"),
+            None => assert!(found.is_refusal_in_line(), "{number}: {found:?}"),
         }
         self.forget_if_done(number);
     }
@@ -412,35 +544,35 @@ impl Model {
         }
     }
 
-    /// Returns what those of the passed layers have charged, from the inside out.
-    fn give_back(&mut self, number: u64, now: Moment, returns: impl Fn(usize) -> bool) {
-        let passed = mem::take(&mut self.flow(number).passed);
-        for of in passed.into_iter().rev().filter(|of| returns(of.layer)) {
-            of.lines.into_iter().for_each(|mut charged| self.correct(&mut charged, 0, now));
+    /// The request is dropped inside of the layers before this one. Those promise nothing yet; of
+    /// the others, some return what they have charged, from the inside out.
+    fn give_up(&mut self, number: u64, from: usize, now: Moment) {
+        let setup = Arc::clone(&self.setup);
+        let refunds = |layer: usize| setup.layers[layer].refunds_dropped;
+        let stage = mem::replace(&mut self.flow(number).stage, Stage::Done);
+        if let Stage::At(Place { layer, lines, arrived, waits: false, .. }) = stage {
+            // It was sent: it is counted, and comes back where that is promised (S14).
+            let (main, _) = split(&lines);
+            let together = self.counts.charge(&main, arrived.at + setup.far, Asks::Charge);
+            let known = arrived.elapsed + 2 * setup.far;
+            let lines = if together.allowed { charged(main, together, known) } else { Vec::new() };
+            for mut charged in lines.into_iter().filter(|_| refunds(layer)) {
+                self.correct(&mut charged, 0, arrived);
+            }
+        }
+        while let Some(of) = self.flow(number).passed.pop_if(|of| of.layer >= from) {
+            for mut charged in of.lines.into_iter().filter(|_| refunds(of.layer)) {
+                self.correct(&mut charged, 0, now);
+            }
         }
     }
 
     /// The request was dropped, or its service has panicked.
     pub(crate) fn dropped(&mut self, number: u64, now: Moment) {
-        let (setup, flow) = (Arc::clone(&self.setup), self.flow(number));
+        let flow = self.flow(number);
         flow.meter = None;
-        match mem::replace(&mut flow.stage, Stage::Done) {
-            Stage::Done => {}
-            stage => {
-                let refunds = |layer: usize| setup.layers[layer].refunds_dropped;
-                if let Stage::At(Place { layer, lines, arrived, waits: false, .. }) = stage {
-                    // It was sent: it is counted, and comes back where that is promised (S14).
-                    let (main, _) = split(&lines);
-                    let together = self.counts.charge(&main, arrived.at + setup.far, Asks::Charge);
-                    let known = arrived.elapsed + 2 * setup.far;
-                    let lines =
-                        if together.allowed { charged(main, together, known) } else { Vec::new() };
-                    for mut charged in lines.into_iter().filter(|_| refunds(layer)) {
-                        self.correct(&mut charged, 0, arrived);
-                    }
-                }
-                self.give_back(number, now, refunds);
-            }
+        if !matches!(flow.stage, Stage::Done) {
+            self.give_up(number, 0, now);
         }
         self.forget_if_done(number);
     }
@@ -448,17 +580,17 @@ impl Model {
     /// The body has ended, with its costs if these are told.
     pub(crate) fn end_body(&mut self, number: u64, now: Moment, is_told: bool) {
         let setup = Arc::clone(&self.setup);
-        let Flow { ask, passed, meter, .. } = self.flows.remove(&number).expect("it is under way");
-        let mut meter = meter.expect("its body goes on");
+        let flow = self.flows.remove(&number).expect("it is under way");
+        let mut meter = flow.meter.expect("its body goes on");
+        let [mut told, by_meter] = flow.ask.costs.clone();
         if is_told {
-            ask.costs.iter().for_each(|&(name, cost)| meter.set(name, cost));
+            by_meter.iter().for_each(|&(name, cost)| meter.set(name, cost));
+            told.extend(by_meter);
         }
         drop(meter);
-        for of in passed.into_iter().filter(|of| of.metered) {
-            for mut charged in of.lines {
-                let cost = setup.true_cost(&ask, &charged, of.counts, is_told);
-                self.correct(&mut charged, cost, now);
-            }
+        for mut charged in flow.settling.into_iter().flat_map(|of| of.lines) {
+            let cost = setup.true_cost(&told, &charged, true);
+            self.correct(&mut charged, cost, now);
         }
     }
 
@@ -466,9 +598,10 @@ impl Model {
         self.flows.values().any(|flow| matches!(flow.stage, Stage::At(_)))
     }
 
-    /// Returns whether refused requests are still being read.
-    pub(crate) fn reads_refused(&self) -> bool {
-        self.flows.values().any(|flow| matches!(flow.stage, Stage::Refused { .. }))
+    /// Returns whether requests go on soon: refused ones are still being read, or slowed down.
+    pub(crate) fn goes_on(&self) -> bool {
+        let goes_on = |of: &Stage| matches!(of, Stage::Refused { .. } | Stage::Slow(..));
+        self.flows.values().any(|flow| goes_on(&flow.stage))
     }
 
     pub(crate) fn has_body(&self, number: u64) -> bool {
@@ -481,12 +614,13 @@ impl Model {
         for (number, flow) in &self.flows {
             match &flow.stage {
                 Stage::At(place) => assert!(place.waits, "{number} is not decided"),
+                Stage::Slow(_, at) => assert!(elapsed <= at + TICK, "{number} is slow"),
                 Stage::Inner => panic!("{number} is not called"),
                 Stage::Called => {
                     let works = flow.upload.is_some() || flow.ask.held.is_some();
                     assert!(works, "{number} stands still");
                 }
-                Stage::Answers(_) => panic!("{number} has no response"),
+                Stage::Answers(_) | Stage::Retries(_) => panic!("{number} has no response"),
                 Stage::Refused { elapsed: refused, .. } => {
                     let is_silent = elapsed > refused + 1_000 + TICK;
                     assert!(flow.upload.is_some() && !is_silent, "{number} has no refusal");
