@@ -215,6 +215,24 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
     store.adjust(refund(&moved)).await.expect("the store answers");
     assert_eq!(used(&limit, "ahead").await, [5], "what has moved is not returned for later tokens");
 
+    // So are tokens of a later window that were reserved.
+    for quota in [Quota::per_minute(5), Quota::per_minute(5).from_first_request()] {
+        let quotas = Quotas::from(quota.reserve_up_to(5));
+        let key = Key::from(("reserved", quota.counter().to_string()));
+        let limit = limiter(&store, "refunds", quotas);
+        let charge = Charge::new(Account::new(&scope, &quotas, &key), 5);
+        clock.set_ms(NOW_MS + 86_400_000);
+        let first = store.charge(charge).await.expect("the store answers");
+        let reserved = store.charge(charge.reserving()).await.expect("the store answers");
+        assert!(first.allowed() && reserved.allowed());
+        clock.set_ms(NOW_MS + 120_000);
+        store.adjust(Adjust::refund(charge.account(), 5, &first)).await.expect("the store answers");
+        clock.advance(MINUTE);
+        assert!(!allowed(&limit, key.clone(), 1).await, "what is reserved has moved along");
+        clock.advance(2 * MINUTE);
+        assert!(allowed(&limit, key, 5).await, "and ends after as many windows as it had");
+    }
+
     // A correction creates no counter, and revives none.
     clock.set_ms(NOW_MS + 180_000);
     let rollover = Quotas::from(Quota::per_minute(5).rollover_up_to(9));

@@ -49,12 +49,13 @@ fn tokens_that_a_step_back_has_moved_are_not_returned_for_later_ones() {
     }
 }
 
-/// S14: the window that the tokens were taken from had ended before the clock stepped back.
+/// S14: the window that the tokens were taken from had ended before the clock stepped back, or tokens
+/// of a later one are reserved.
 #[test]
-fn a_step_back_does_not_revive_a_window_that_has_ended() {
+fn a_step_back_returns_no_tokens_of_a_later_window() {
     for grid in [Grid::Aligned, Grid::Staggered, Grid::FirstRequest] {
-        let spec = Spec { amounts: (5, 0, 0), window_ms: 100, grid };
-        let mut rig = Rig::new(vec![vec![spec]], 86_400_000);
+        let spec = |reserved| Spec { amounts: (5, 0, reserved), window_ms: 100, grid };
+        let mut rig = Rig::new(vec![vec![spec(0)]], 86_400_000);
         assert!(rig.charge(5, false).allowed());
         rig.go_to(86_400_200);
         assert!(rig.charge(5, false).allowed());
@@ -64,6 +65,16 @@ fn a_step_back_does_not_revive_a_window_that_has_ended() {
         // The state is of the second charge's window, though it is found in another one.
         rig.settle(0, None);
         assert_eq!(left(&rig.peek(0)), [5]);
+
+        let mut rig = Rig::new(vec![vec![spec(5)]], 86_400_000);
+        assert!(rig.charge(5, false).allowed());
+        assert!(rig.charge(5, true).ready_at().is_some());
+        rig.go_to(1_000);
+        rig.settle(0, None);
+        rig.go_to(1_100);
+        assert!(!rig.charge(1, false).allowed(), "it is reserved");
+        rig.go_to(1_300);
+        assert!(rig.charge(5, false).allowed());
     }
 }
 

@@ -353,12 +353,16 @@ impl Model {
         for (i, terms) in terms.iter().enumerate() {
             let window = windows[i];
             let counted_from = window.from_ahead.unwrap_or(window.start);
+            let only_until = match window.from_ahead {
+                Some(_) => terms.after(window.start, 1),
+                None => taken.refundable_until[i],
+            };
             let refundable = window.until.is_some()
                 // A window that a step forward has ended stays ended (S4).
                 && now.max(counted_from) < taken.refundable_until[i]
                 // What a step back has moved before may be of later tokens.
                 && counted_from >= taken.charged_from[i]
-                && !terms.is_reserved_after(window, taken.refundable_until[i]);
+                && !terms.is_reserved_after(window, only_until);
             if actual > taken.cost || actual < taken.cost && refundable {
                 self.counters[i] = Some(terms.keep(window, actual - taken.cost));
             }

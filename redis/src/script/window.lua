@@ -455,6 +455,9 @@ local function takes_back(q)
   if q.most > q.limit and q.limit > 0 then
     n = in_debt(q, 0)
   end
+  if n > 0 and q.stepped_back then
+    return false
+  end
   if q.starts then
     return max(min(q.number + n, q.last), q.stored_number) < q.returns
   end
