@@ -11,8 +11,8 @@ mod set;
 mod text;
 mod zone;
 
-pub(crate) use calendar::Span;
 pub use calendar::{Calendar, Weekday};
+pub(crate) use calendar::{SavedWindows, Span};
 pub(crate) use set::Periods;
 pub use set::{Plan, Quotas};
 pub use text::ParseQuotaError;

@@ -4,7 +4,6 @@
 use std::fmt;
 #[cfg(feature = "saved")]
 use std::ops::RangeInclusive;
-use std::sync::PoisonError;
 
 use super::QuotaError;
 use super::zone::{RecentWindows, Zone};
@@ -140,55 +139,6 @@ impl Calendar {
         self.start_of(self.number_from(start).saturating_add(n))
     }
 
-    /// The end of the window that begins at `start`, if a file has another one than this edition of
-    /// the zone data.
-    pub(crate) fn saved_end(self, start: i64) -> Option<i64> {
-        self.saved().iter().find(|of| of.start == start).map(|of| of.end)
-    }
-
-    /// From now on this window ends as a file has it (S35).
-    #[cfg(feature = "saved")]
-    pub(crate) fn save(self, window: Span) {
-        if self.around(window.start) != window
-            && self.saved_end(window.start).is_none()
-            && let Some(saved) = self.zone.saved()
-        {
-            let mut saved = saved.write().unwrap_or_else(PoisonError::into_inner);
-            saved.push((self.id(), window));
-            // If it ends early, the next one begins before a boundary, and lasts until the one after.
-            if self.number(window.end) == self.number_from(window.start) {
-                let next = Span { start: window.end, end: self.after(window.start, 2) };
-                saved.push((self.id(), next));
-            }
-        }
-    }
-
-    /// The windows around the instants of a range, at most of forty years, as they end.
-    #[cfg(feature = "saved")]
-    pub(crate) fn windows_in(self, range: RangeInclusive<i64>) -> Vec<Span> {
-        const MOST: i64 = 40 * 366 * 86_400_000;
-
-        let (first, last) = range.into_inner();
-        let mut windows = self.saved();
-        windows.retain(|of| first <= of.start);
-        let mut at = first.max(last.saturating_sub(MOST));
-        while at <= last {
-            let window = self.around(at);
-            if windows.iter().all(|of| of.start != window.start) {
-                windows.push(window);
-            }
-            at = window.end;
-        }
-        windows
-    }
-
-    fn saved(self) -> Vec<Span> {
-        let Some(saved) = self.zone.saved() else { return Vec::new() };
-        let saved = saved.read().unwrap_or_else(PoisonError::into_inner);
-        let of = saved.iter().filter(|(id, _)| *id == self.id());
-        of.map(|(_, window)| *window).collect()
-    }
-
     /// A time has 27 bits, so the upper 7 are never all set.
     pub(super) const fn id(self) -> u64 {
         (self.zone.id() << 16 | self.period.index() as u64) ^ (self.time as u64) << 37
@@ -221,6 +171,51 @@ impl Calendar {
             day if day > LAST_DAY => MAX,
             day => self.zone.first_instant(day * DAY + i64::from(self.time)),
         }
+    }
+}
+
+/// Windows of a file, which this process' edition of the zone data has otherwise.
+#[derive(Default)]
+pub(crate) struct SavedWindows(Vec<(Calendar, Span)>);
+
+impl SavedWindows {
+    pub(crate) fn end_of(&self, calendar: Calendar, start: i64) -> Option<i64> {
+        let of = |(of, window): &&(Calendar, Span)| *of == calendar && window.start == start;
+        self.0.iter().find(of).map(|(_, window)| window.end)
+    }
+
+    /// From now on this window ends as the file has it (S35).
+    #[cfg(feature = "saved")]
+    pub(crate) fn add(&mut self, calendar: Calendar, window: Span) {
+        let Span { start, end } = window;
+        if calendar.around(start) == window || self.end_of(calendar, start).is_some() {
+            return;
+        }
+        self.0.push((calendar, window));
+        // If it ends early, the next one begins before a boundary, and lasts until the one after.
+        if calendar.number(end) == calendar.number_from(start) {
+            let next = Span { start: end, end: calendar.after(start, 2) };
+            self.0.push((calendar, next));
+        }
+    }
+
+    /// The windows around the instants of a range, at most of forty years, as they end.
+    #[cfg(feature = "saved")]
+    pub(crate) fn all(&self, calendar: Calendar, range: RangeInclusive<i64>) -> Vec<Span> {
+        const MOST: i64 = 40 * 366 * DAY;
+
+        let (first, last) = range.into_inner();
+        let saved = self.0.iter().filter(|(of, window)| *of == calendar && first <= window.start);
+        let mut windows: Vec<_> = saved.map(|(_, window)| *window).collect();
+        let mut at = first.max(last.saturating_sub(MOST));
+        while at <= last {
+            let window = calendar.around(at);
+            if windows.iter().all(|of| of.start != window.start) {
+                windows.push(window);
+            }
+            at = window.end;
+        }
+        windows
     }
 }
 

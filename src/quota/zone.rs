@@ -15,7 +15,7 @@ use std::sync::{PoisonError, RwLock};
 #[cfg(feature = "time-zones")]
 use jiff::tz::{self, TimeZone};
 
-use super::{FNV_1A, QuotaError, Span, fnv_1a};
+use super::{FNV_1A, QuotaError, fnv_1a};
 
 const DAY: i64 = super::DAY_MS as i64;
 /// More than any clock is away from UTC.
@@ -39,8 +39,6 @@ struct LoadedZone {
     /// Days that the zone's clock never showed.
     skipped: Vec<i64>,
     recent: RecentWindows,
-    /// Windows of files, which another edition of the zone data has cut, by their calendar's id.
-    saved: RwLock<Vec<(u64, Span)>>,
 }
 
 static LOADED: RwLock<BTreeMap<&str, &LoadedZone>> = RwLock::new(BTreeMap::new());
@@ -69,14 +67,8 @@ impl Zone {
         let id = zone_id(&name);
         let skipped = find_skipped_days(&rules);
         let recent = RecentWindows::new();
-        let zone: &LoadedZone = Box::leak(Box::new(LoadedZone {
-            id,
-            name,
-            rules,
-            skipped,
-            recent,
-            saved: RwLock::default(),
-        }));
+        let zone: &LoadedZone =
+            Box::leak(Box::new(LoadedZone { id, name, rules, skipped, recent }));
         loaded.insert(&zone.name, zone);
         Ok(Self(Some(zone)))
     }
@@ -112,10 +104,6 @@ impl Zone {
 
     pub(super) fn skipped_days(self) -> &'static [i64] {
         self.0.map_or(&[], |zone| &zone.skipped)
-    }
-
-    pub(super) fn saved(self) -> Option<&'static RwLock<Vec<(u64, Span)>>> {
-        self.0.map(|zone| &zone.saved)
     }
 
     pub(super) fn recent(self) -> &'static RecentWindows {

@@ -24,6 +24,7 @@ use super::reply::{Reply, StoreError};
 use super::sharded::Sharded;
 use crate::decision::Decision;
 use crate::key::Key;
+use crate::quota::SavedWindows;
 
 // First, since rustdoc shows methods in the order of modules.
 mod creating;
@@ -100,6 +101,7 @@ pub(crate) struct Memory {
     shards: Sharded<LockedShard>,
     buckets: usize,
     counters: ChargedQuotas,
+    windows: SavedWindows,
     time: Time,
     max_keys: usize,
     quiet_until: AtomicU64,
@@ -213,7 +215,8 @@ impl Store for MemoryStore {
         let account = adjust.account();
         let Account { scope, quotas, key } = account;
         let (now, mut locked) = self.find(scope, key);
-        let [(places, windows)] = locked.locate(now, &[(account, adjust.tokens())]);
+        let [(places, windows)] =
+            locked.locate(now, &[(account, adjust.tokens())], &self.memory.windows);
         let shard = locked.shard_of(0);
         let states = places.map(|place| shard.state_at(place));
         let writes = adjust.apply_over(now, &states, &windows);

@@ -161,7 +161,7 @@ impl MemoryStore {
     ) -> Reply<Decision> {
         let lines = if L < MAX_LIMITS { &lines[..L] } else { lines };
         let found = loop {
-            let found = locked.locate::<Q>(now.at, lines);
+            let found = locked.locate::<Q>(now.at, lines, &self.memory.windows);
             // Near a boundary, only the exact time shows on which side of it this is.
             let is_over = |window: &Window<'_>| window.is_over_at(now.at, now.latest);
             let mut windows = found.iter().flat_map(|(_, windows)| windows);

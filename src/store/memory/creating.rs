@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use super::time::Time;
 use super::{Memory, MemoryStore};
 use crate::clock::Clock;
+use crate::quota::SavedWindows;
 use crate::store::charged_quotas::ChargedQuotas;
 use crate::store::sharded::{Sharded, shares};
 use crate::sync::unique_number;
@@ -51,6 +52,7 @@ impl MemoryStore {
             shards: Sharded::new(shards),
             buckets,
             counters: ChargedQuotas::default(),
+            windows: SavedWindows::default(),
             time,
             max_keys,
             number: unique_number(),

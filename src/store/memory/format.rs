@@ -29,7 +29,7 @@ use super::super::table::{Bucket, Entry, WAYS};
 use super::Memory;
 use super::locked::LockedShard;
 use super::shard::{Count, Part, Shard, Times};
-use crate::quota::{Anchor, Calendar, FNV_1A, Quota, Span, fnv_1a};
+use crate::quota::{Anchor, Calendar, FNV_1A, Quota, SavedWindows, Span, fnv_1a};
 use crate::window::MAX;
 
 const MAGIC: [u8; 8] = *b"tfwcount";
@@ -42,6 +42,7 @@ pub(super) struct Saved {
     pub(super) shards: Sharded<LockedShard>,
     pub(super) buckets: usize,
     pub(super) counters: ChargedQuotas,
+    pub(super) windows: SavedWindows,
     pub(super) seeds: Seeds,
     pub(super) at: i64,
 }
@@ -79,7 +80,7 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
     // After the entries, so that each copied entry's counter is among these.
     let counters = memory.counters.all();
     write_counters(&counters, &mut bytes);
-    write_windows(&counters, starts, &mut bytes);
+    write_windows(&counters, &memory.windows, starts, &mut bytes);
     let content = flush(&mut bytes)?;
     bytes.extend(now.to_le_bytes());
     let sum = flush(&mut bytes)?;
@@ -153,7 +154,12 @@ fn write_quota(quota: &Quota, bytes: &mut Vec<u8>) {
     bytes.extend(text.as_bytes());
 }
 
-fn write_windows(counters: &NotedScopes, starts: Starts, bytes: &mut Vec<u8>) {
+fn write_windows(
+    counters: &NotedScopes,
+    saved: &SavedWindows,
+    starts: Starts,
+    bytes: &mut Vec<u8>,
+) {
     let mut calendars: Vec<(&Quota, Calendar)> = Vec::new();
     for quota in counters.scopes.values().flat_map(|scope| &scope.quotas) {
         match quota.anchor {
@@ -166,7 +172,7 @@ fn write_windows(counters: &NotedScopes, starts: Starts, bytes: &mut Vec<u8>) {
     bytes.extend((calendars.len() as u32).to_le_bytes());
     for (quota, calendar) in calendars {
         write_quota(quota, bytes);
-        let windows = starts.map(|(first, last)| calendar.windows_in(first..=last));
+        let windows = starts.map(|(first, last)| saved.all(calendar, first..=last));
         let windows = windows.unwrap_or_default();
         bytes.extend((windows.len() as u32).to_le_bytes());
         for Span { start, end } in windows {
@@ -227,15 +233,14 @@ pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Resu
     }
     // A table that holds more than this store is made for keeps its size.
     let buckets = shards.iter().map(Shard::needed_buckets).fold(max_buckets, usize::max);
-    let counters = input.counters()?;
-    input.windows()?;
+    let (counters, windows) = (input.counters()?, input.windows()?);
     let at = input.number()?;
     input.u64()?;
     if input.0.read(&mut [0])? > 0 {
         return Err(broken("it ends too late"));
     }
     let shards = shards.into_iter().map(LockedShard::from).collect();
-    Ok(Saved { shards: Sharded::restored(shards, seeds), buckets, counters, seeds, at })
+    Ok(Saved { shards: Sharded::restored(shards, seeds), buckets, counters, windows, seeds, at })
 }
 
 struct Input<'a, R>(&'a mut R);
@@ -311,7 +316,8 @@ impl<R: Read> Input<'_, R> {
         Ok(noted.into())
     }
 
-    fn windows(&mut self) -> io::Result<()> {
+    fn windows(&mut self) -> io::Result<SavedWindows> {
+        let mut saved = SavedWindows::default();
         for _ in 0..self.u32()? {
             let quota = self.quota()?;
             for _ in 0..self.u32()? {
@@ -320,11 +326,11 @@ impl<R: Read> Input<'_, R> {
                     return Err(broken("a number in it is not possible"));
                 }
                 if let Some(Quota { anchor: Anchor::Calendar(calendar), .. }) = quota {
-                    calendar.save(window);
+                    saved.add(calendar, window);
                 }
             }
         }
-        Ok(())
+        Ok(saved)
     }
 
     fn flag(&mut self) -> io::Result<bool> {

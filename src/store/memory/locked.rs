@@ -7,10 +7,10 @@ use super::super::sharded::Sharded;
 use super::super::table::Slot;
 use super::charging::Found;
 use super::last_refused::LastRefused;
-use super::shard::{CountedIn, Home, Shard};
+use super::shard::{CountedIn, Home, Shard, Sought};
 use super::time::{Reading, Time};
 use crate::decision::{Decision, MAX_LIMITS, Merging, Ruling, Usage};
-use crate::quota::Quota;
+use crate::quota::{Quota, SavedWindows};
 use crate::sync::{self, Mutex, MutexGuard};
 
 #[derive(Default)]
@@ -235,6 +235,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         &mut self,
         now: i64,
         lines: &[ChargeLine<'a>],
+        saved: &SavedWindows,
     ) -> [Found<'a, Q>; L] {
         let mut order: [usize; L] = array::from_fn(|line| line);
         // Within a shard, a line that takes nothing comes last: otherwise it could be given a place
@@ -253,7 +254,8 @@ impl<'s, const L: usize> LockedShards<'s, L> {
                 let shard = self.shard_of(line);
                 let windows = account.windows(|i, quota| {
                     let others = &places.as_flattened()[first * Q..at * Q + i];
-                    let (place, window) = shard.locate(now, &account, quota, &home, others);
+                    let sought = Sought { account: &account, quota, home: &home, saved };
+                    let (place, window) = shard.locate(now, &sought, others);
                     places[at][i] = place;
                     window
                 });

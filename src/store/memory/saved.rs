@@ -22,6 +22,7 @@ use super::super::sharded::{Sharded, shares};
 use super::format::{self, CHUNK, Saved};
 use super::{Memory, MemoryStore};
 use crate::observe::{self, Saves};
+use crate::quota::SavedWindows;
 use crate::sync::unique_number;
 
 fn load(file: &LockedFile, max_keys: usize, now: i64) -> io::Result<Option<Saved>> {
@@ -115,15 +116,17 @@ impl MemoryStore {
         let saved = found.unwrap_or_else(|| {
             let ((shards, buckets), seeds) = (shares(max_keys), Seeds::random());
             let shards = Sharded::seeded(shards, seeds);
-            Saved { shards, buckets, counters: ChargedQuotas::default(), seeds, at: now }
+            let (counters, windows) = (ChargedQuotas::default(), SavedWindows::default());
+            Saved { shards, buckets, counters, windows, seeds, at: now }
         });
-        let Saved { shards, buckets, counters, seeds, .. } = saved;
+        let Saved { shards, buckets, counters, windows, seeds, .. } = saved;
         let (number, quiet_until) = (unique_number(), AtomicU64::new(0));
         let memory = Memory {
             number,
             shards,
             buckets,
             counters,
+            windows,
             time,
             max_keys,
             quiet_until,

@@ -6,7 +6,7 @@ use super::super::sharded::fingerprint;
 use super::super::table::{Bucket, Entry, Found, Slot, Table};
 use super::time::Reading;
 use crate::key::Key;
-use crate::quota::{Anchor, Quota, fmix64};
+use crate::quota::{Anchor, Quota, SavedWindows, fmix64};
 use crate::window::{MAX, State, Window};
 
 mod running;
@@ -86,6 +86,14 @@ impl Home {
         let shares = (entries as u64 / OVERFLOW_SHARE).max(1);
         fmix64(fmix64(self.hash % shares) ^ self.scope.rotate_left(32) ^ quota.identity()).max(1)
     }
+}
+
+/// A quota of a key, in whose entry a call looks.
+pub(super) struct Sought<'s, 'a> {
+    pub(super) account: &'s Account<'a>,
+    pub(super) quota: &'a Quota,
+    pub(super) home: &'s Home,
+    pub(super) saved: &'s SavedWindows,
 }
 
 pub(super) fn max_bytes(shards: usize, buckets: usize) -> usize {
@@ -171,11 +179,10 @@ impl Shard {
     pub(super) fn locate<'a>(
         &mut self,
         now: i64,
-        account: &Account<'_>,
-        quota: &'a Quota,
-        home: &Home,
+        sought: &Sought<'_, 'a>,
         others: &[CountedIn],
     ) -> (CountedIn, Window<'a>) {
+        let Sought { account, quota, home, saved } = *sought;
         let taken = |slot: &Slot| {
             others.iter().any(|other| match other {
                 CountedIn::Own(other) | CountedIn::Free(other) | CountedIn::Inheriting(other) => {
@@ -190,7 +197,7 @@ impl Shard {
                 let mut state = state(self.table.get(slot));
                 if let Anchor::Calendar(calendar) = quota.anchor {
                     // A count that this process began ends as it began: the file has none of it.
-                    let saved = calendar.saved_end(state.start);
+                    let saved = saved.end_of(calendar, state.start);
                     let saved = saved.filter(|_| state.until != calendar.around(state.start).end);
                     state.end = saved.unwrap_or_default();
                 }
@@ -204,7 +211,7 @@ impl Shard {
             Some(slot) if now >= self.overflow_until => {
                 (CountedIn::Free(slot), Window::at(now, None, quota, shift))
             }
-            free => self.locate_elsewhere(now, account, quota, home, free, others),
+            free => self.locate_elsewhere(now, sought, free, others),
         }
     }
 
@@ -212,23 +219,22 @@ impl Shard {
     fn locate_elsewhere<'a>(
         &mut self,
         now: i64,
-        account: &Account<'_>,
-        quota: &'a Quota,
-        home: &Home,
+        sought: &Sought<'_, 'a>,
         free: Option<Slot>,
         others: &[CountedIn],
     ) -> (CountedIn, Window<'a>) {
+        let Sought { account, quota, home, .. } = *sought;
         let shift = account.shift(quota);
         if free.is_none() {
             if others.is_empty() && self.grow(now) {
-                return self.locate(now, account, quota, home, others);
+                return self.locate(now, sought, others);
             }
             if self.table.may_grow() {
                 // Growing would move the others' entries: `grows_for` locates all again.
                 return (CountedIn::None, Window::at(now, None, quota, shift));
             }
             if self.pull_back_around(home.fingerprint(quota), now) {
-                return self.locate(now, account, quota, home, others);
+                return self.locate(now, sought, others);
             }
         }
         let taken = |slot: &Slot| {

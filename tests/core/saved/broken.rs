@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use tower_fixed_window::{Clock, Limit, ManualClock, MemoryStore, Quota};
 
@@ -146,6 +146,33 @@ fn a_reset_fails_where_a_time_zone_is_not_known_any_more() {
     let store = deploys.saved(deploys.store(4).error_if_broken()).expect("all else is there");
     let limiter = Quota::per_hour(1).name("api").store(store);
     assert!(limiter.reset("unheard of").into_now().expect("at once").is_err());
+}
+
+/// Another edition of the zone data has the day end an hour later.
+#[test]
+fn the_ends_of_a_file_bind_its_store_and_no_other() {
+    const HOUR: u64 = 3_600_000;
+    let deploys = Deploys::new();
+    let days = Quota::per_day(5).in_zone("Europe/Berlin").rollover_up_to(10);
+    let ends = |store: MemoryStore, cost| {
+        let limiter = Limit::new(days).name("api").store(store);
+        assert!(answer(limiter.check_cost("alice", cost)).allowed());
+        answer(limiter.peek("alice")).reset_at().duration_since(UNIX_EPOCH).expect("after 1970")
+    };
+    // The count lasts two days.
+    let end = ends(deploys.open(), 7);
+    let bytes = fs::read(deploys.path()).expect("a file");
+    let later = (end + Duration::from_millis(HOUR)).as_millis() as u64;
+    let end = end.as_millis() as u64;
+    let is_end = |at: &usize| bytes[*at..].starts_with(&end.to_le_bytes());
+    let found: Vec<usize> = (0..bytes.len()).filter(is_end).collect();
+    assert_eq!(found.len(), 1);
+    let bytes = changed(&bytes, found[0], &later.to_le_bytes());
+    fs::write(deploys.path(), bytes).expect("written");
+    let of_file = deploys.open();
+    for (store, cost, end) in [(of_file, 1, later), (deploys.store(1_000), 7, end)] {
+        assert_eq!(ends(store, cost).as_millis() as u64, end);
+    }
 }
 
 #[test]
