@@ -91,7 +91,7 @@ fn limiters(
         proxies.push(Proxy::to(port).delay(away));
         proxies[proxies.len() - 1].port
     };
-    let limit = || Quota::per_year(1_000_000_000_000).name("bench");
+    let limit = || Quota::per_hour(1_000_000_000).name("bench");
     let limiters = [(); 2].map(|()| match name {
         "Redis" => {
             let url = format!("redis://127.0.0.1:{}/", port(redis.port));
