@@ -16,7 +16,7 @@ fn no_answer_of_a_server_panics() {
         "5/hour from-first-request",
         "0/minute",
         "9007199254740991/minute",
-        "5/month in Europe/Berlin",
+        "5/month",
     ];
     let numbers = [i64::MIN, -MAX - 1, -MAX, -1, 0, 3, NOW, MAX, MAX + 1, i64::MAX];
     let some: Vec<_> = numbers.map(Some).into_iter().chain([None]).collect();
