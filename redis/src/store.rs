@@ -208,35 +208,6 @@ impl RedisStore {
         })))
     }
 
-    /// `open` connects to a node.
-    #[cfg(tfw_sim)]
-    pub fn cluster_opened_by<F, R, C>(seeds: Vec<String>, open: F) -> Self
-    where
-        F: Fn(String) -> R + Send + Sync + 'static,
-        R: Future<Output = RedisResult<C>> + Send + 'static,
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
-        let open = Arc::new(open);
-        let connect = move |address: &str| {
-            let (open, address) = (Arc::clone(&open), address.to_owned());
-            Origin::connecting(move |_| open(address.clone()))
-        };
-        Self::from_calls(Calls::new(Servers::cluster(seeds, connect))).one_by_one()
-    }
-
-    /// `open` asks the Sentinel of a number, and connects to its master.
-    #[cfg(tfw_sim)]
-    pub fn sentinels_asked_by<F, R, C>(sentinels: usize, open: F) -> Self
-    where
-        F: Fn(usize) -> R + Send + Sync + 'static,
-        R: Future<Output = RedisResult<C>> + Send + 'static,
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
-        Self::connecting(move || {
-            first_success((0..sentinels).map(&open).collect::<Vec<_>>(), NO_SENTINEL.into())
-        })
-    }
-
     fn from_origin(origin: Origin) -> Self {
         Self::from_calls(Calls::new(Servers::one(origin)))
     }
@@ -402,6 +373,10 @@ where
         })
     }
 }
+
+#[cfg(tfw_sim)]
+#[path = "../../tests/sim/src/stores.rs"]
+mod sim;
 
 #[cfg(all(test, not(feature = "tls")))]
 mod tests {
