@@ -172,7 +172,6 @@ impl Batches {
         if !self.has_room() {
             return None;
         }
-        let now = Instant::now();
         let mut batch = Vec::with_capacity(MAX_BATCH.min(self.waiting.len()));
         let mut room = MAX_BATCH;
         // A group is never split.
@@ -180,14 +179,8 @@ impl Batches {
             && keys <= room
             && let Some(next) = self.waiting.pop_front()
         {
-            (self.removed, self.keys) = (self.removed + 1, self.keys - keys);
-            match next.is_wanted(now) {
-                true => {
-                    room -= keys;
-                    batch.push(next);
-                }
-                false => next.fail_unsent(),
-            }
+            (self.removed, self.keys, room) = (self.removed + 1, self.keys - keys, room - keys);
+            batch.push(next);
         }
         let until = batch.iter().map(|waiting| waiting.until).max()?;
         (self.last_was_shared, self.in_flight) = (batch.len() > 1, self.in_flight + 1);
