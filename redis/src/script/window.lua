@@ -93,17 +93,7 @@ if start then
   local field, answer = args[2], nil
   local count = tonumber(redis.pcall('HINCRBY', KEYS[place], field, args[1]))
   if not count then
-    -- Text, or it fails below as well. Of this window it is where there are more tokens than numbers.
-    local used, at = string.match(redis.call('HMGET', KEYS[place], field)[1] or '', '^(%d+)@(%d+)$')
-    if used and at * 1000 == start and #used < 17 then
-      if args[4] - args[1] >= used + 0 then
-        used = used + args[1]
-        redis.call('HSET', KEYS[place], field, string.format('%.0f@%s', used, at))
-        answer = used
-      else
-        answer = -used - 1
-      end
-    end
+    -- Text, or it fails below as well.
   elseif count >= least and count <= most then
     answer = count - start
   elseif count < least then
