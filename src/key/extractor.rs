@@ -182,13 +182,15 @@ impl MissingKey {
         matches!(self.0, Missing::Unusable(_))
     }
 
-    /// A mistake of the server. Texts that an app makes up as it runs are a kind of their own.
+    /// A mistake of the server. Each arm is a kind of its own: the texts that an app makes up as it
+    /// runs, or the types of many extensions, silence no other.
     #[cold]
     pub(crate) fn log_mistake(&self) {
         match &self.0 {
-            Missing::Client(_) | Missing::Header(_) => {}
+            Missing::Client(_) | Missing::Header(_) | Missing::Unusable(_) => {}
             Missing::Server(Cow::Owned(_)) => observe::mistake(self),
-            _ => observe::mistake(self),
+            Missing::Server(Cow::Borrowed(_)) => observe::mistake(self),
+            Missing::Extension(_) => observe::mistake(self),
         }
     }
 }

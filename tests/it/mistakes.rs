@@ -213,12 +213,17 @@ fn true_costs_that_no_limit_takes_are_told_once() {
     }
 }
 
-/// Names of models, as an app may make them up for its costs, and an extractor's own words.
+/// Names of models, as an app may make them up for its costs, and an extractor's own words. What a
+/// client sends is none of the server's mistakes.
 #[test]
 fn many_mistakes_of_one_kind_silence_no_other() {
     let log = logged(async || {
         for i in 0..100 {
             report_cost(&format!("model-{i}")).await;
+            let sent = move |_: &http::request::Parts, _: &mut Key| {
+                Err(MissingKey::unusable(format!("a tenant that is no number: {i}")))
+            };
+            let _ = ask(&limited_by(Own(sent)), Request::new(Body::empty())).await;
             let own = move |_: &http::request::Parts, _: &mut Key| {
                 Err(MissingKey::server(format!("mend number {i}")))
             };
@@ -229,6 +234,7 @@ fn many_mistakes_of_one_kind_silence_no_other() {
     });
     let of = |what: &str| log.iter().filter(|line| line.contains(what)).count();
     assert_eq!((of("extension `it::mistakes::User`"), of(CONNECT_INFO)), (1, 1), "{log:#?}");
+    assert_eq!(of("a tenant that"), 0, "{log:#?}");
     for kind in ["model-", "mend number "] {
         assert!((1..20).contains(&of(kind)), "{log:#?}");
     }
