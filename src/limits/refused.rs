@@ -126,7 +126,7 @@ impl Tracker {
         let lately: Vec<_> = quarters.iter().filter(lately).collect();
         let total = lately.iter().map(|quarter| quarter.total).sum();
         let share = |count: u64| count as f64 / u64::max(total, 1) as f64;
-        let most = self.most * lately.len();
+        let most = self.most.saturating_mul(lately.len());
         let (keys, error) = sum(most, lately.iter().map(|quarter| &quarter.keys));
         let keys = keys.into_iter().map(|(key, refusals)| RefusedKey {
             key,
@@ -181,7 +181,7 @@ impl<T: Hash + Eq> Counts<T> {
         if let Some(place) = self.places.get_mut(of) {
             *place = Refusals { count: place.count + 1, first: place.first, ..new };
         } else if most > 0 {
-            if self.places.len() >= 2 * most {
+            if self.places.len() / 2 >= most {
                 self.decay(most);
             }
             self.places.insert(of.to_owned(), new);

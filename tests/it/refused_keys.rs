@@ -225,6 +225,16 @@ async fn a_route_that_a_client_has_invented_is_cut() {
 }
 
 #[tokio::test]
+async fn all_refused_keys_can_be_tracked() {
+    let api = Limiter::new(limit(0).track_refused(usize::MAX));
+    let layer = FixedWindowLayer::new(&api);
+    for (i, key) in ["a", "b", "c", "a"].into_iter().enumerate() {
+        assert_eq!((ask(&layer, "/", key).await, refused(&api).total), (429, i as u64 + 1));
+    }
+    assert_eq!(refused(&api).keys.len(), 3);
+}
+
+#[tokio::test]
 async fn routes_are_as_many_as_keys_and_those_with_the_most_refusals() {
     let api = Limiter::new(limit(0).track_refused(2));
     let layer = FixedWindowLayer::new(&api);
