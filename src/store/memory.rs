@@ -54,8 +54,8 @@ const MINUTE: i64 = 60_000;
 /// The counters end with the process, and a new one grants full limits. With the feature `saved`,
 /// `MemoryStore::open` keeps them in a file, for quotas of a day, a month or a year on one node.
 ///
-/// Clones share their counters. One store can serve all quotas: the limit's name separates them,
-/// and those without a name are separate, too.
+/// Clones share their counters. One store can serve all quotas: the limit's name separates them, and
+/// a limit without a name has counters of its own, which it shares with its clones.
 ///
 /// # Memory
 ///
