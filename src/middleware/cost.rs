@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -34,50 +33,55 @@ use crate::sync::{Mutex, in_this_runtime, lock};
 /// [`set`](CostMeter::set).
 ///
 /// Clones are independent: [`and`](Self::and) changes one report alone.
+#[derive(Clone)]
 pub struct TrueCost {
-    costs: Costs,
+    report: Report,
     meter: Option<Arc<Mutex<Metered>>>,
-    readers: Readers,
-}
-
-// A clone is another report.
-impl Clone for TrueCost {
-    fn clone(&self) -> Self {
-        let (costs, meter) = (self.costs.clone(), self.meter.clone());
-        Self { costs, meter, readers: Readers::new() }
-    }
 }
 
 #[derive(Default)]
-struct Metered {
-    /// `None` while the meter runs.
-    costs: Option<Costs>,
-    waiting: Vec<Settle>,
-    readers: Readers,
+struct Report {
+    costs: Costs,
+    /// The limits of the layers that have read it, each once.
+    readers: Vec<Limits>,
 }
 
-type Settle = Box<dyn FnOnce(&Costs) + Send>;
-
-/// The limits of the layers that have read a report, each once.
-type Readers = Vec<Limits>;
-
-fn note_reader(readers: &mut Readers, limits: &Limits) {
-    if !readers.iter().any(|of| of.is_same(limits)) {
-        readers.push(limits.clone());
-    }
-}
-
-fn tell_unknown(readers: &Readers, costs: &Costs) {
-    for name in costs.keys() {
-        if !readers.is_empty() && !readers.iter().any(|limits| limits.settles(name)) {
-            observe::mistake(&format_args!(
-                "a response reports a true cost of {name:?}, and no limit takes it: write \
-                 .name(\"tokens\").settled() for the limit, and \
-                 TrueCost::of(\"tokens\", cost) for the response"
-            ));
+impl Report {
+    fn note_reader(&mut self, limits: &Limits) {
+        if !self.readers.iter().any(|of| of.is_same(limits)) {
+            self.readers.push(limits.clone());
         }
     }
 }
+
+// A clone is another report.
+impl Clone for Report {
+    fn clone(&self) -> Self {
+        Self { costs: self.costs.clone(), readers: Vec::new() }
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        for name in self.costs.keys() {
+            if !self.readers.is_empty() && !self.readers.iter().any(|of| of.settles(name)) {
+                observe::mistake(&format_args!(
+                    "a response reports a true cost of {name:?}, and no limit takes it: write \
+                     .name(\"tokens\").settled() for the limit, and \
+                     TrueCost::of(\"tokens\", cost) for the response"
+                ));
+            }
+        }
+    }
+}
+
+struct Metered {
+    report: Report,
+    /// `None` once the meter has ended.
+    waiting: Option<Vec<Settle>>,
+}
+
+type Settle = Box<dyn FnOnce(&Costs) + Send>;
 
 /// By the names of limits.
 pub(crate) type Costs = BTreeMap<Box<str>, u64>;
@@ -89,67 +93,51 @@ fn with_metered(costs: &Costs, metered: &Costs) -> Costs {
 impl TrueCost {
     /// Creates the cost of the limit of this name.
     pub fn of(name: &str, cost: u64) -> Self {
-        let costs = Costs::from([(name.into(), cost)]);
-        Self { costs, meter: None, readers: Readers::new() }
+        Self { report: Report::default(), meter: None }.and(name, cost)
     }
 
     /// Adds the cost of the limit of this name, as in the example of [`TrueCost`]. If a meter
     /// counts the same, the meter's number applies.
     #[must_use]
     pub fn and(mut self, name: &str, cost: u64) -> Self {
-        self.costs.insert(name.into(), cost);
+        self.report.costs.insert(name.into(), cost);
         self
     }
 
     /// Creates a cost that a streamed body adds up, as in the example of [`CostMeter`].
     pub fn metered() -> (Self, CostMeter) {
-        let metered = Arc::<Mutex<Metered>>::default();
-        let meter = CostMeter { costs: Costs::default(), metered: Arc::clone(&metered) };
-        (Self { costs: Costs::default(), meter: Some(metered), readers: Readers::new() }, meter)
+        let metered = Metered { report: Report::default(), waiting: Some(Vec::new()) };
+        let meter = CostMeter(Arc::new(Mutex::new(metered)));
+        (Self { report: Report::default(), meter: Some(Arc::clone(&meter.0)) }, meter)
     }
 
     pub(crate) fn read_by(&mut self, limits: &Limits) {
-        note_reader(&mut self.readers, limits);
+        self.report.note_reader(limits);
         if let Some(meter) = &self.meter {
-            note_reader(&mut lock(meter).readers, limits);
+            lock(meter).report.note_reader(limits);
         }
     }
 
     /// `None` while a meter runs.
     pub(crate) fn costs(&self) -> Option<Costs> {
-        match &self.meter {
-            None => Some(self.costs.clone()),
-            Some(meter) => {
-                lock(meter).costs.as_ref().map(|metered| with_metered(&self.costs, metered))
-            }
-        }
+        let Some(meter) = &self.meter else { return Some(self.report.costs.clone()) };
+        let metered = lock(meter);
+        let has_ended = metered.waiting.is_none();
+        has_ended.then(|| with_metered(&self.report.costs, &metered.report.costs))
     }
 
     pub(crate) fn settle_at_end(&self, settle: impl FnOnce(&Costs) + Send + 'static) {
-        let (Some(meter), costs) = (&self.meter, self.costs.clone()) else { return };
+        let (Some(meter), costs) = (&self.meter, self.report.costs.clone()) else { return };
         // The body may end on any thread.
         let settle = in_this_runtime(settle);
         let settle: Settle = Box::new(move |metered| settle(&with_metered(&costs, metered)));
         let mut metered = lock(meter);
-        match metered.costs.clone() {
-            Some(costs) => {
-                drop(metered);
-                settle(&costs);
-            }
-            None => metered.waiting.push(settle),
+        if let Some(waiting) = &mut metered.waiting {
+            return waiting.push(settle);
         }
-    }
-}
-
-impl Drop for TrueCost {
-    fn drop(&mut self) {
-        tell_unknown(&self.readers, &self.costs);
-    }
-}
-
-impl Drop for Metered {
-    fn drop(&mut self) {
-        self.costs.iter().for_each(|costs| tell_unknown(&self.readers, costs));
+        let costs = metered.report.costs.clone();
+        drop(metered);
+        settle(&costs);
     }
 }
 
@@ -170,10 +158,7 @@ impl fmt::Debug for TrueCost {
 /// meter.set("cents", meter.cost("tokens").div_ceil(1_000));
 /// assert_eq!((meter.cost("tokens"), meter.cost("cents")), (7, 1));
 /// ```
-pub struct CostMeter {
-    costs: Costs,
-    metered: Arc<Mutex<Metered>>,
-}
+pub struct CostMeter(Arc<Mutex<Metered>>);
 
 impl CostMeter {
     /// Adds to the cost of the limit of this name.
@@ -183,30 +168,29 @@ impl CostMeter {
 
     /// Sets the cost of the limit of this name.
     pub fn set(&mut self, name: &str, cost: u64) {
-        self.costs.insert(name.into(), cost);
+        lock(&self.0).report.costs.insert(name.into(), cost);
     }
 
     /// Returns the cost of the limit of this name so far.
     pub fn cost(&self, name: &str) -> u64 {
-        self.costs.get(name).copied().unwrap_or(0)
+        lock(&self.0).report.costs.get(name).copied().unwrap_or(0)
     }
 }
 
 impl Drop for CostMeter {
     fn drop(&mut self) {
-        let mut metered = lock(&self.metered);
-        metered.costs = Some(self.costs.clone());
-        let waiting = mem::take(&mut metered.waiting);
+        let mut metered = lock(&self.0);
+        let (costs, waiting) = (metered.report.costs.clone(), metered.waiting.take());
         drop(metered);
-        for settle in waiting {
+        for settle in waiting.into_iter().flatten() {
             // A body may be dropped while another panic unwinds.
-            let _panicked = catch_unwind(AssertUnwindSafe(|| settle(&self.costs)));
+            let _panicked = catch_unwind(AssertUnwindSafe(|| settle(&costs)));
         }
     }
 }
 
 impl fmt::Debug for CostMeter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CostMeter").field("costs", &self.costs).finish_non_exhaustive()
+        f.debug_tuple("CostMeter").field(&lock(&self.0).report.costs).finish()
     }
 }
