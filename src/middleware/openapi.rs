@@ -5,9 +5,9 @@ use std::any::Any;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use super::headers::{Headers, openai_names};
 use super::layer::FixedWindowLayer;
 use super::rejection::{GitHubBody, Grpc, ProblemJson, QUOTA_EXCEEDED};
+use crate::limits::Limiter;
 
 impl<J: 'static> FixedWindowLayer<J> {
     /// Returns the responses that this layer sends itself, as [response objects] of OpenAPI 3.1 by
@@ -109,39 +109,37 @@ fn content(reject: &dyn Any, status: StatusCode, is_refusal: bool) -> Option<Val
 }
 
 fn refusal_headers<J>(layer: &FixedWindowLayer<J>) -> Value {
-    let style = layer.options.headers;
+    let names = layer.limits().iter().map(Limiter::name);
+    let resources: Vec<_> = names.clone().filter(|name| !name.is_empty()).collect();
+    let integer = json!({ "type": "integer", "minimum": 0 });
+    let text = json!({ "type": "string" });
+    let one_of_them = json!({ "type": "string", "enum": resources });
     let mut headers = common_headers(true);
     // Absent if waiting does not help.
     headers["retry-after"]["required"] = json!(false);
-    if style.github() {
-        let integer = json!({ "type": "integer", "minimum": 0 });
-        headers["x-ratelimit-limit"] = header("The requests, or tokens, of a window.", &integer);
-        headers["x-ratelimit-remaining"] = header("How many of them are left: 0.", &integer);
-        headers["x-ratelimit-used"] = header("How many of them are used.", &integer);
-        let reset = "When the window ends, in seconds since the Unix epoch, UTC.";
-        headers["x-ratelimit-reset"] = header(reset, &integer);
-        let names = layer.limits().iter().map(|limiter| limiter.name());
-        let names: Vec<_> = names.filter(|name| !name.is_empty()).collect();
-        if !names.is_empty() {
-            let one_of_them = json!({ "type": "string", "enum": names });
-            headers["x-ratelimit-resource"] = header("The name of the limit.", &one_of_them);
-        }
-    }
-    if style.ietf() {
-        let text = json!({ "type": "string" });
-        let policy = "The quotas, as in draft-ietf-httpapi-ratelimit-headers-10.";
-        headers["ratelimit-policy"] = header(policy, &text);
-        headers["ratelimit"] = header("What is left of them, as in the same draft.", &text);
-    }
-    if style == Headers::OpenAi {
-        let (integer, text) =
-            (json!({ "type": "integer", "minimum": 0 }), json!({ "type": "string" }));
-        for limiter in layer.limits().iter() {
-            let Some([limit, remaining, reset]) = openai_names(limiter.name()) else { continue };
-            headers[limit.as_str()] = header("The requests, or tokens, of a window.", &integer);
-            headers[remaining.as_str()] = header("How many of them are left.", &integer);
-            headers[reset.as_str()] = header("When the window ends, such as `6m0s`.", &text);
-        }
+    for name in layer.options.headers.names(names) {
+        let (description, schema) = match name.as_str() {
+            "retry-after" => continue,
+            "x-ratelimit-resource" if resources.is_empty() => continue,
+            "x-ratelimit-resource" => ("The name of the limit.", &one_of_them),
+            "x-ratelimit-used" => ("How many of them are used.", &integer),
+            "x-ratelimit-reset" => {
+                ("When the window ends, in seconds since the Unix epoch, UTC.", &integer)
+            }
+            "ratelimit-policy" => {
+                ("The quotas, as in draft-ietf-httpapi-ratelimit-headers-10.", &text)
+            }
+            "ratelimit" => ("What is left of them, as in the same draft.", &text),
+            // Of one limit, or of each by its name.
+            name if name.starts_with("x-ratelimit-limit") => {
+                ("The requests, or tokens, of a window.", &integer)
+            }
+            name if name.starts_with("x-ratelimit-remaining") => {
+                ("How many of them are left.", &integer)
+            }
+            _ => ("When the window ends, such as `6m0s`.", &text),
+        };
+        headers[name.as_str()] = header(description, schema);
     }
     headers
 }
