@@ -9,6 +9,7 @@
 
 use std::cell::RefCell;
 use std::fmt::Write;
+use std::iter;
 use std::mem;
 use std::time::Duration;
 
@@ -72,7 +73,7 @@ impl Headers {
 }
 
 /// `None` without a name. All characters of a name are those of header names.
-pub(crate) fn openai_names(limit: &str) -> Option<[HeaderName; 3]> {
+fn openai_names(limit: &str) -> Option<[HeaderName; 3]> {
     let name = |of: &str| HeaderName::try_from(format!("x-ratelimit-{of}-{limit}")).ok();
     if limit.is_empty() {
         return None;
@@ -139,11 +140,11 @@ impl PreparedHeaders {
         now: impl FnOnce() -> i64,
         called_at: Option<Instant>,
     ) {
-        let refused = is_marked_refused(response)
+        let refused = response.extensions().get::<RefusedMark>().is_some()
             || if self.style.github() {
                 self.stamp_github(response.headers_mut(), decision, now)
             } else {
-                is_refused_inside(response)
+                response.headers().keys().any(|name| address(name) == address(&REFUSED_LIMIT))
             };
         if self.style.each() && !refused {
             let late = called_at.map_or(Duration::ZERO, |at| at.elapsed());
@@ -184,7 +185,9 @@ impl PreparedHeaders {
         } else if self.resource.is_none() && headers.keys().any(|name| *name == RESOURCE) {
             headers.remove(RESOURCE);
         }
-        self.insert_values(headers, decision);
+        headers.insert(REMAINING, number(decision.remaining()));
+        headers.insert(USED, number(decision.used()));
+        headers.insert(RESET, reset(decision.reset_at_ms()));
         if let Some(resource) = &self.resource {
             headers.insert(RESOURCE, resource.clone());
         }
@@ -217,13 +220,11 @@ impl PreparedHeaders {
 
     #[cold]
     fn append_others(&self, headers: &mut HeaderMap, others: &HeaderMap) {
-        let is_own = |name| {
-            [RETRY_AFTER, CACHE_CONTROL].contains(name)
-                || self.style.github() && GITHUB.contains(name)
-                || self.style.ietf() && [IETF_POLICY, IETF_LIMIT].contains(name)
-        };
-        for (name, value) in others.iter().filter(|(name, _)| !is_own(name)) {
-            headers.append(name, value.clone());
+        let own = self.style.names(iter::empty());
+        for (name, value) in others {
+            if *name != CACHE_CONTROL && !own.contains(name) {
+                headers.append(name, value.clone());
+            }
         }
     }
 
@@ -234,13 +235,6 @@ impl PreparedHeaders {
             (prepared, value) if *prepared == limit => value.clone(),
             _ => number(limit),
         }
-    }
-
-    #[inline]
-    fn insert_values(&self, headers: &mut HeaderMap, decision: &Decision) {
-        headers.insert(REMAINING, number(decision.remaining()));
-        headers.insert(USED, number(decision.used()));
-        headers.insert(RESET, reset(decision.reset_at_ms()));
     }
 
     /// What `make` returns, or else an empty response, with the headers of a refusal by a quota but
@@ -381,17 +375,6 @@ struct RefusedMark;
 
 pub(crate) fn mark_refused<R>(response: &mut Response<R>) {
     response.extensions_mut().insert(RefusedMark);
-}
-
-#[inline]
-fn is_marked_refused<R>(response: &Response<R>) -> bool {
-    response.extensions().get::<RefusedMark>().is_some()
-}
-
-#[inline]
-fn is_refused_inside<R>(response: &Response<R>) -> bool {
-    response.headers().keys().any(|name| address(name) == address(&REFUSED_LIMIT))
-        || is_marked_refused(response)
 }
 
 #[inline]
