@@ -232,7 +232,10 @@ impl LimitedRequest {
             Err(reply) => match reply.into_now() {
                 Ok(answer) => answer,
                 Err(later) => {
-                    self.rare().asked = Some(PendingDecision::new(later, self.refund()));
+                    // For a request that is dropped while the store decides (S14).
+                    let refunds = self.current.options.refund_dropped;
+                    let refund = refunds.then(|| self.refundable());
+                    self.rare().asked = Some(PendingDecision::new(later, refund));
                     return Next::Wait;
                 }
             },
@@ -258,11 +261,6 @@ impl LimitedRequest {
     #[inline(always)]
     fn decision(&self, ruling: Ruling) -> Decision {
         ruling.into_decision(self.account(&self.first).label())
-    }
-
-    /// For a request that is dropped while the store decides, if the layer promises a refund (S14).
-    fn refund(&self) -> Option<(Limits, Vec<ReceiptLine>)> {
-        self.current.options.refund_dropped.then(|| self.refundable())
     }
 
     pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
@@ -456,12 +454,7 @@ impl LimitedRequest {
         let waits = cost.filter(|_| actual.is_none()).cloned();
         let mut response = Response::from_parts(parts, body);
         if let Some(actual) = actual {
-            self.correct_aside(&actual);
-            if let Decided::Charged(decision) = self.take_decided() {
-                let (settled, corrected) = actual.correct(&self.receipt(decision), self.limits());
-                settled.detach();
-                self.decided = Decided::Charged(corrected);
-            }
+            self.correct_by(&actual);
         }
         if !self.is_shadow() {
             self.stamp(&mut response);
@@ -529,20 +522,13 @@ impl LimitedRequest {
         self.rare.as_ref().map_or(&[], |rare| &rare.aside)
     }
 
-    fn correct_aside(&self, actual: &Actual) {
-        for (_, aside) in self.aside() {
-            aside.correct(actual, self.limits());
-        }
-    }
-
-    /// Refunds the charge in the background (S14).
-    fn give_back(&mut self) {
-        self.awaits_response = false;
+    fn correct_by(&mut self, actual: &Actual) {
+        self.aside().iter().for_each(|(_, aside)| aside.correct(actual, self.limits()));
         if let Decided::Charged(decision) = self.take_decided() {
-            let receipt = self.receipt(decision);
-            Actual::nothing().correct(&receipt, self.limits()).0.detach();
+            let (settled, corrected) = actual.correct(&self.receipt(decision), self.limits());
+            settled.detach();
+            self.decided = Decided::Charged(corrected);
         }
-        self.correct_aside(&Actual::nothing());
     }
 
     fn limits(&self) -> &Limits {
@@ -675,7 +661,7 @@ fn find_line(
 impl Drop for LimitedRequest {
     fn drop(&mut self) {
         if self.awaits_response && self.current.options.refund_dropped {
-            self.give_back();
+            self.correct_by(&Actual::nothing());
         }
         if let Some(rare) = &mut self.rare
             && let (Some(mut asked), Some(queued)) = (rare.asked.take(), rare.queued.take())

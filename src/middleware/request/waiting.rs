@@ -125,18 +125,17 @@ impl LimitedRequest {
     }
 
     fn claim(&self, arrived: Instant) -> Claim {
-        let lines = (0..self.count()).map(|place| self.line(place));
         let counter = |line: &RequestLine| Counter { limit: line.limit, key: line.key.clone() };
         Claim {
-            counters: lines.clone().map(counter).collect(),
+            counters: self.lines().map(counter).collect(),
             terms: self.terms(),
-            cost: Tokens::of(lines.map(|line| line.cost)),
+            cost: Tokens::of(self.lines().map(|line| line.cost)),
             arrived,
         }
     }
 
     fn terms(&self) -> Terms {
-        (0..self.count()).map(|place| *self.quotas_of(self.line(place))).collect()
+        self.lines().map(|line| *self.quotas_of(line)).collect()
     }
 
     fn renew(&mut self) -> bool {
