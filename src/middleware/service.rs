@@ -158,11 +158,19 @@ impl Current {
     /// No limit's quotas have changed since this was made, and no change ends by itself.
     #[inline]
     fn is_current(&self) -> bool {
-        self.settings.are_current() && self.others.iter().all(Settings::are_current)
+        self.are_all(|of| of.limiter.live().is_of(of.generation))
     }
 
     pub(crate) fn is_current_now(&self) -> bool {
-        self.settings.are_current_now() && self.others.iter().all(Settings::are_current_now)
+        self.are_all(|of| {
+            of.limiter.end_changes();
+            of.limiter.live().generation() == of.generation
+        })
+    }
+
+    #[inline]
+    fn are_all(&self, are: impl Fn(&Settings) -> bool) -> bool {
+        are(&self.settings) && self.others.iter().all(are)
     }
 }
 
@@ -186,17 +194,6 @@ impl Settings {
             plan,
             limiter: limiter.clone(),
         }
-    }
-
-    /// The limit still has these quotas, and no change ends by itself.
-    #[inline]
-    pub(crate) fn are_current(&self) -> bool {
-        self.limiter.live().is_of(self.generation)
-    }
-
-    pub(crate) fn are_current_now(&self) -> bool {
-        self.limiter.end_changes();
-        self.limiter.live().generation() == self.generation
     }
 }
 
