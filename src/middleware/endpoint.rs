@@ -116,26 +116,22 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
             response.headers_mut().insert(ALLOW, const { HeaderValue::from_static("GET, HEAD") });
             return Box::pin(ready(Ok(response)));
         }
+        if self.limits.iter().all(|limiter| limiter.live().is_shadow()) {
+            let message = Some("Rate limiting is not enabled.");
+            return Box::pin(ready(Ok(failure(StatusCode::NOT_FOUND, message, false))));
+        }
         let peek =
             |limiter: &Limiter| peek(limiter, &parts).map(|reply| (limiter.scope().clone(), reply));
         let peeked: Result<Vec<_>, _> = self.limits.iter().map(peek).collect();
-        let is_enabled = !self.limits.iter().all(|limiter| limiter.live().is_shadow());
         Box::pin(async move {
             let json = match peeked {
-                Ok(_) if !is_enabled => {
-                    let message = "Rate limiting is not enabled.";
-                    return Ok(failure(StatusCode::NOT_FOUND, Some(message), false));
-                }
                 Ok(replies) => standings(replies).await.map_err(|_| Reason::StoreFailed),
                 Err(reason) => Err(reason),
             };
-            Ok(json.map_or_else(
-                |reason| {
-                    let (status, _, may_retry) = reason.answer();
-                    failure(status, None, may_retry)
-                },
-                |json| response(StatusCode::OK, json, false),
-            ))
+            Ok(match json.map_err(|reason| reason.answer()) {
+                Ok(json) => response(StatusCode::OK, json, false),
+                Err((status, _, may_retry)) => failure(status, None, may_retry),
+            })
         })
     }
 }

@@ -69,17 +69,14 @@ impl Drain {
         }))
     }
 
-    fn reader<B: 'static>(drains: &[Self]) -> Option<&Reader<B>> {
-        drains.iter().find_map(|drain| drain.0.downcast_ref())
-    }
-
     /// If nothing is to be read, whether something is left.
     pub(crate) fn rest<B: 'static>(
         drains: &[Self],
         parts: &Parts,
         body: B,
     ) -> Result<Rest<B>, bool> {
-        let Some(reader) = Self::reader(drains) else { return Err(announces_body(parts)) };
+        let reader = drains.iter().find_map(|drain| drain.0.downcast_ref::<Reader<B>>());
+        let Some(reader) = reader else { return Err(announces_body(parts)) };
         let Some(left) = (reader.left)(&body) else { return Err(false) };
         // A client that waits for `100-continue` has sent nothing. A longer upload would exceed the
         // bound and be cut off anyway.

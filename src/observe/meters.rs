@@ -22,10 +22,11 @@ static METADATA: Metadata<'_> =
     Metadata::new("tower_fixed_window", Level::INFO, Some("tower_fixed_window"));
 
 const OUTCOMES: usize = Event::FailedClosed as usize + 1;
+const LABELED: usize = LABELS.len();
 const EVENTS: usize = Event::TokensSettled as usize + 1;
 
 /// Names and help texts of the events without a label.
-const UNLABELED: [(&str, &str); EVENTS - LABELS.len()] = [
+const UNLABELED: [(&str, &str); EVENTS - LABELED] = [
     ("tower_fixed_window_store_failures_total", "Calls to the store that failed or timed out"),
     ("tower_fixed_window_overflow_total", "Charges in memory without an entry of their own"),
     (
@@ -51,13 +52,11 @@ const UNLABELED: [(&str, &str); EVENTS - LABELS.len()] = [
 fn described(event: usize) -> (&'static str, &'static str) {
     match event {
         ..OUTCOMES => ("tower_fixed_window_decisions_total", "Requests, by what became of them"),
-        _ => event.checked_sub(LABELS.len()).map_or(
-            (
-                "tower_fixed_window_without_store_total",
-                "Requests answered without the store, because it failed",
-            ),
-            |unlabeled| UNLABELED[unlabeled],
+        OUTCOMES..LABELED => (
+            "tower_fixed_window_without_store_total",
+            "Requests answered without the store, because it failed",
         ),
+        _ => UNLABELED[event - LABELED],
     }
 }
 
