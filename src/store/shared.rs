@@ -1,11 +1,12 @@
 //! A database that reads and writes counters and decides nothing, as a store: [`Shared`].
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::hash::{BuildHasher, RandomState};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::task::Poll;
 use std::time::Duration;
 
 use super::Store;
@@ -246,57 +247,111 @@ impl AnyTable {
 
 impl AnyTable {
     /// Answers the questions, and returns those to ask again, and how long the call took.
+    ///
+    /// Of two nodes that are equally far from the server, the one that is a moment later loses: its
+    /// next call has read before the other's next call writes, and so on at each try. So questions
+    /// that have lost before have their counters read again by the call that writes, right behind
+    /// the write. If they lose once more, the next write is a round trip earlier than that of a node
+    /// that has won and has to read first.
     async fn decide_and_write(
         &self,
         mut batch: Vec<WaitingQuestion>,
     ) -> (Vec<WaitingQuestion>, Option<Duration>) {
-        let step = Step::of(batch.iter().map(|waiting| &waiting.asked));
+        let mut again = Vec::new();
+        let mut step = Step::of(batch.iter().map(|waiting| &waiting.asked));
         let started = Instant::now();
         let read = WaitingQuestion::wait_for(&mut batch, self.read(&step.counters)).await;
-        let (now, had) = match read {
+        let (mut now, mut had) = match read {
             Some(Ok(read)) => read,
-            failed => return (fail(batch, failed), None),
+            failed => return (fail(batch, failed, again), None),
         };
         let took = started.elapsed() * 2;
-        let at = Instant::now();
-        let wanted: Vec<_> = batch.iter().map(|waiting| waiting.is_wanted(at)).collect();
-        let asked = batch.iter().zip(&wanted);
-        let asked = asked.map(|(waiting, wanted)| wanted.then_some(&waiting.asked));
-        let DecidedStep { groups, answers } = step.decide(asked, now, &had);
-        let write = WaitingQuestion::wait_for(&mut batch, self.write(&groups)).await;
-        let written = match write {
-            Some(Ok(written)) => written,
-            failed => return (fail(batch, failed), None),
-        };
-        let mut again = Vec::new();
-        for ((mut waiting, wanted), (group, decision)) in batch.into_iter().zip(wanted).zip(answers)
-        {
-            if !wanted {
-                // Its caller may not have looked at the time yet.
-                waiting.answer(Err(StoreError::new(LATE)));
-            } else if group.is_none_or(|group| written[group]) {
-                waiting.answer(Ok(decision));
-            } else if waiting.tries < TRIES {
-                waiting.tries += 1;
-                again.push(waiting);
-            } else {
-                let error = StoreError::new("the counters have changed at each try");
-                waiting.answer(Err(error.unsent()));
+        loop {
+            let at = Instant::now();
+            let wanted: Vec<_> = batch.iter().map(|waiting| waiting.is_wanted(at)).collect();
+            let asked = batch.iter().zip(&wanted);
+            let asked = asked.map(|(waiting, wanted)| wanted.then_some(&waiting.asked));
+            let DecidedStep { groups, answers } = step.decide(asked, now, &had);
+            let lost = batch.iter().filter(|waiting| (1..TRIES).contains(&waiting.tries));
+            let lost = Step::of(lost.map(|waiting| &waiting.asked)).counters;
+            let write = self.write_and_read(&groups, &lost);
+            let (written, read) = match WaitingQuestion::wait_for(&mut batch, write).await {
+                Some(Ok(answers)) => answers,
+                failed => return (fail(batch, failed, again), None),
+            };
+            let mut lost_again = Vec::new();
+            let answers = batch.into_iter().zip(wanted).zip(answers);
+            for ((mut waiting, wanted), (group, decision)) in answers {
+                if !wanted {
+                    // Its caller may not have looked at the time yet.
+                    waiting.answer(Err(StoreError::new(LATE)));
+                } else if group.is_none_or(|group| written[group]) {
+                    waiting.answer(Ok(decision));
+                } else if waiting.tries < TRIES {
+                    waiting.tries += 1;
+                    let is_read = waiting.tries > 1 && read.is_some();
+                    if is_read { &mut lost_again } else { &mut again }.push(waiting);
+                } else {
+                    let error = StoreError::new("the counters have changed at each try");
+                    waiting.answer(Err(error.unsent()));
+                }
             }
+            let Some((later, states)) = read.filter(|_| !lost_again.is_empty()) else {
+                return (again, Some(took));
+            };
+            batch = lost_again;
+            step = Step::of(batch.iter().map(|waiting| &waiting.asked));
+            let place = |of: &CounterId| lost.iter().position(|other| other == of);
+            had = step.counters.iter().map(|of| states[place(of)?]).collect();
+            now = later;
         }
-        (again, Some(took))
+    }
+
+    /// The write is sent first. Without a conflict nobody waits for the read.
+    async fn write_and_read(
+        &self,
+        groups: &[Vec<Write>],
+        counters: &[CounterId],
+    ) -> Result<(Vec<bool>, Option<(u64, Vec<Option<State>>)>), StoreError> {
+        let (mut write, mut read) = (pin!(self.write(groups)), pin!(self.read(counters)));
+        let (mut written, mut states) = (None, counters.is_empty().then_some(None));
+        poll_fn(|cx| {
+            if written.is_none()
+                && let Poll::Ready(answer) = write.as_mut().poll(cx)
+            {
+                let answer = answer?;
+                if !answer.contains(&false) {
+                    return Poll::Ready(Ok((answer, None)));
+                }
+                written = Some(answer);
+            }
+            if states.is_none()
+                && let Poll::Ready(answer) = read.as_mut().poll(cx)
+            {
+                states = Some(answer.ok());
+            }
+            match (written.take(), states.take()) {
+                (Some(written), Some(states)) => Poll::Ready(Ok((written, states))),
+                parts => {
+                    (written, states) = parts;
+                    Poll::Pending
+                }
+            }
+        })
+        .await
     }
 }
 
-/// No question is repeated: a failed write may have happened.
+/// No question of a call that failed is repeated: its write may have happened.
 fn fail<T>(
     batch: Vec<WaitingQuestion>,
     failed: Option<Result<T, StoreError>>,
+    again: Vec<WaitingQuestion>,
 ) -> Vec<WaitingQuestion> {
     if let Some(Err(error)) = failed {
         batch.into_iter().for_each(|waiting| waiting.answer(Err(error.clone())));
     }
-    Vec::new()
+    again
 }
 
 fn undecided() -> StoreError {

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tower_fixed_window::store::{
     Account, Adjust, Charge, CounterId, Counters, Remote, Scope, Shared, State, Store, Write,
 };
@@ -160,8 +160,12 @@ fn run(job: impl Future<Output = ()>) {
 
 /// Charges a key of the scope `one`, of 5 in a minute, and returns whether it passed.
 async fn charge(store: &Shared, key: u64) -> Result<bool, StoreError> {
+    charge_under(store, key, 5).await
+}
+
+async fn charge_under(store: &Shared, key: u64, limit: u64) -> Result<bool, StoreError> {
     let (scope, key) = (Scope::named("one"), Key::from(key));
-    let quotas = Quota::per_minute(5).into();
+    let quotas = Quota::per_minute(limit).into();
     let decision = store.charge(Charge::new(Account::new(&scope, &quotas, &key), 1)).await?;
     Ok(decision.allowed())
 }
@@ -334,6 +338,61 @@ fn a_table_that_never_finds_what_it_has_read_is_not_asked_for_ever() {
         assert!(error.to_string().contains("changed"), "{error}");
         assert!(table.reads.load(Ordering::SeqCst) <= 101);
     });
+}
+
+/// A node's table, from which the server is so far away.
+#[derive(Clone)]
+struct Far(Table, Duration);
+
+impl Counters for Far {
+    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
+        sleep(self.1).await;
+        let read = self.0.read(counters).await;
+        sleep(self.1).await;
+        read
+    }
+
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+        sleep(self.1).await;
+        let written = self.0.write(groups).await;
+        sleep(self.1).await;
+        written
+    }
+
+    async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
+        self.0.reset(scope, key).await
+    }
+}
+
+/// A node that is a little later than another one would find each of its counters changed.
+#[test]
+fn nodes_that_meet_at_a_far_key_take_turns() {
+    const FAR: Duration = Duration::from_millis(20);
+    for nodes in [2, 4] {
+        run(async {
+            let table = Table::new(ManualClock::at_ms(NOW));
+            let callers = (0..nodes).map(|node| {
+                let away = FAR + Duration::from_millis(node);
+                let store = Shared::around(Far(table.other_handle(), away));
+                tokio::spawn(async move {
+                    let mut longest = Duration::ZERO;
+                    for _ in 0..50 {
+                        let asked = Instant::now();
+                        // Of another key, beside the one that both count in.
+                        let ask = |key| charge_under(&store, key, 1_000);
+                        let (one, other) = tokio::join!(ask(1), ask(7 + node));
+                        assert!(one.expect("an answer") && other.expect("an answer"));
+                        longest = longest.max(asked.elapsed());
+                    }
+                    longest
+                })
+            });
+            for longest in join_all(callers.collect::<Vec<_>>()).await {
+                let longest = longest.expect("no panic");
+                assert!(longest < FAR * 8 * nodes as u32, "{nodes} nodes: {longest:?}");
+            }
+        });
+    }
 }
 
 /// A table in front of which the connection is cut.
