@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
+use tokio_postgres::config::Host;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Config, Error, Row};
+use tokio_postgres::{Client, Config, Error, Row, SimpleQueryMessage};
 use tower_fixed_window::StoreError;
 
 /// A connection that was idle for longer is checked by the next read: something on the way may have
@@ -27,23 +28,22 @@ const CHECK: Duration = Duration::from_millis(20);
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 pub(crate) struct Link {
-    config: Config,
+    pub(crate) config: Config,
+    /// Its hosts, for the log.
+    pub(crate) server: Arc<str>,
     /// How long a statement may take, in milliseconds: as long as the most patient handle waits.
     patience: AtomicU64,
     /// One for each runtime, as another one may stand still.
     current: Mutex<HashMap<Id, Arc<Connection>>>,
-    /// Held while a connection is opened, which all wait for.
-    opening: tokio::sync::Mutex<()>,
+    /// Of each runtime. Held while a connection is opened, which all wait for.
+    opening: Mutex<HashMap<Id, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 struct Connection {
     client: Client,
     driver: AbortHandle,
-    since: Instant,
-    /// When it answered last, in milliseconds since the connection was opened.
-    answered: AtomicU64,
-    /// The shortest time that an answer has taken, in microseconds.
-    round_trip: AtomicU64,
+    /// When it answered last, and the shortest time that an answer has taken.
+    answered: Mutex<(Instant, Duration)>,
 }
 
 impl Drop for Connection {
@@ -61,8 +61,16 @@ pub(crate) enum Failure {
 
 impl Link {
     pub(crate) fn new(config: Config) -> Self {
+        let ports = config.get_ports();
+        let ports = if ports.is_empty() { &[5432] } else { ports };
+        let hosts = config.get_hosts().iter().zip(ports.iter().cycle());
+        let hosts = hosts.map(|(host, port)| match host {
+            Host::Tcp(name) => format!("{name}:{port}"),
+            Host::Unix(path) => format!("{}:{port}", path.display()),
+        });
+        let server = hosts.collect::<Vec<_>>().join(",").into();
         let (patience, current, opening) = Default::default();
-        Self { config, patience, current, opening }
+        Self { config, server, patience, current, opening }
     }
 
     pub(crate) fn be_patient(&self, for_this: Duration) {
@@ -75,13 +83,19 @@ impl Link {
     }
 
     fn current(&self) -> MutexGuard<'_, HashMap<Id, Arc<Connection>>> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.current);
         current.retain(|_, connection| !connection.client.is_closed());
         current
     }
 
     fn usable(&self) -> Option<Arc<Connection>> {
         self.current().get(&Handle::current().id()).cloned()
+    }
+
+    fn opening(&self) -> Arc<tokio::sync::Mutex<()>> {
+        let mut all = lock(&self.opening);
+        all.retain(|_, of| Arc::strong_count(of) > 1);
+        Arc::clone(all.entry(Handle::current().id()).or_default())
     }
 
     fn discard(&self, connection: &Arc<Connection>) {
@@ -92,20 +106,23 @@ impl Link {
         if let Some(connection) = self.usable() {
             return Ok(connection);
         }
+        let (opening, asked) = (self.opening(), Instant::now());
         let opened = timeout(self.patience(), async {
-            // Whoever holds it may be in a runtime that stands still.
-            let _opening = timeout(self.patience() / 2, self.opening.lock()).await;
+            let _opening = opening.lock().await;
             if let Some(connection) = self.usable() {
                 return Ok(connection);
             }
-            let (client, driver) = connect(&self.config).await?;
-            let (since, answered, round_trip) =
-                (Instant::now(), AtomicU64::new(0), AtomicU64::new(u64::MAX));
-            let connection = Arc::new(Connection { client, driver, since, answered, round_trip });
+            // Those that have waited for one that was not opened do not each try it once more.
+            if asked.elapsed() > self.patience() / 2 {
+                return Err(Failure::Late);
+            }
+            let (client, driver) = connect(&self.config).await.map_err(Failure::Unconnected)?;
+            let answered = Mutex::new((Instant::now(), self.patience()));
+            let connection = Arc::new(Connection { client, driver, answered });
             self.current().insert(Handle::current().id(), Arc::clone(&connection));
             Ok(connection)
         });
-        opened.await.map_err(|_| Failure::Late)?.map_err(Failure::Unconnected)
+        opened.await.unwrap_or(Err(Failure::Late))
     }
 
     /// For what may be done twice: asks again over a new connection if this one is lost, leads to
@@ -130,13 +147,10 @@ impl Link {
         self.ask_over(&connection, self.patience(), sql, params).await
     }
 
-    pub(crate) async fn run(&self, sql: &str) -> Result<(), Failure> {
+    /// Statements that are one transaction.
+    pub(crate) async fn run(&self, sql: &str) -> Result<Vec<SimpleQueryMessage>, Failure> {
         let connection = self.connection().await?;
-        let ran = timeout(self.patience(), connection.client.batch_execute(sql)).await;
-        if !matches!(ran, Ok(Ok(()))) {
-            // Its transaction may be open, and would take no other statement.
-            self.discard(&connection);
-        }
+        let ran = timeout(self.patience(), connection.client.simple_query(sql)).await;
         ran.map_err(|_| Failure::Late)?.map_err(Failure::Failed)
     }
 
@@ -161,21 +175,21 @@ impl Link {
 impl Connection {
     /// How long to wait for an answer, and whether the connection was idle.
     fn check(&self, patience: Duration) -> (Duration, bool) {
-        let answered = Duration::from_millis(self.answered.load(Relaxed));
-        let idle = self.since.elapsed().saturating_sub(answered);
-        if idle < IDLE {
-            return (patience, false);
+        let (answered, round_trip) = *lock(&self.answered);
+        match answered.elapsed() < IDLE {
+            true => (patience, false),
+            false => (patience.min(CHECK + 2 * round_trip), true),
         }
-        let round_trip = Duration::from_micros(self.round_trip.load(Relaxed)).min(patience);
-        (patience.min(CHECK + 2 * round_trip), true)
     }
 
     fn note_answer(&self, sent: Instant) {
-        let micros = sent.elapsed().as_micros().try_into().unwrap_or(u64::MAX);
-        self.round_trip.fetch_min(micros, Relaxed);
-        let since = self.since.elapsed().as_millis().try_into().unwrap_or(u64::MAX);
-        self.answered.fetch_max(since, Relaxed);
+        let mut answered = lock(&self.answered);
+        *answered = (Instant::now(), answered.1.min(sent.elapsed()));
     }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The server's last words over a connection have a code, too. One that only reads is a replica, or
@@ -260,13 +274,13 @@ impl From<Failure> for StoreError {
         let Some(code) = error.code() else {
             let io =
                 std::error::Error::source(&error).and_then(|io| io.downcast_ref::<io::Error>());
-            let text = match io {
-                Some(io) => format!("{what}: {}", io.kind()),
-                None if error.is_closed() => format!("{what}: the connection was closed"),
+            let why = match io {
+                Some(io) => io.kind().to_string(),
+                None if error.is_closed() => "the connection was closed".to_owned(),
                 // Of the library, without a value: a TLS handshake, a missing host.
-                None => format!("{what}: {error}"),
+                None => error.to_string(),
             };
-            return Self::with_source(text, error);
+            return Self::with_source(format!("{what}: {why}"), error);
         };
         let cause = match code {
             &SqlState::UNDEFINED_TABLE

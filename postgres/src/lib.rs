@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::Host;
 use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, Shared};
 use tower_fixed_window::{
     Clock, Decision, Key, MemoryStore, OnStoreFailure, Quota, Quotas, Store, StoreError,
@@ -21,7 +20,6 @@ use tower_fixed_window::{
 mod connection;
 mod table;
 
-use connection::Link;
 use table::Table;
 
 /// The table of counters, a view of it and its functions, for a migration of your own: what
@@ -54,19 +52,14 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 /// It needs a tokio runtime with timers and I/O.
 #[derive(Clone)]
 pub struct PostgresStore {
-    settings: Settings,
     table: Table,
+    settings: Settings,
     shared: Shared,
     remote: Remote,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 struct Settings {
-    config: Config,
-    /// Where the table is, unless the search path finds it.
-    schema: Option<String>,
-    waits_for_disk: bool,
-    clock: Option<Arc<dyn Clock>>,
     deadline: Duration,
     remembered: Duration,
     on_failure: OnStoreFailure,
@@ -90,43 +83,23 @@ impl PostgresStore {
             config.application_name("tower-fixed-window");
         }
         config.keepalives_idle(Duration::from_secs(30));
-        Ok(Self::with(Settings {
-            config,
-            schema: None,
-            waits_for_disk: false,
-            clock: None,
+        let settings = Settings {
             deadline: Duration::from_millis(250),
             remembered: Duration::from_secs(1),
             on_failure: OnStoreFailure::default(),
-        }))
+        };
+        Ok(Self::over(Table::new(config), settings))
     }
 
-    fn with(settings: Settings) -> Self {
-        let link = Link::new(settings.config.clone());
-        link.be_patient(settings.deadline);
-        let clock = settings.clock.clone();
-        let of = settings.schema.as_ref().map(|schema| format!("{schema}."));
-        let of = of.unwrap_or_default();
-        let table = Table::new(link, &of, settings.waits_for_disk, clock);
+    fn over(table: Table, settings: Settings) -> Self {
+        table.link.be_patient(settings.deadline);
         let shared = Shared::around(table.clone());
-        let hosts = settings.config.get_hosts().iter().map(|host| match host {
-            Host::Tcp(name) => name.clone(),
-            Host::Unix(path) => path.display().to_string(),
-        });
-        let (hosts, ports) = (hosts.collect::<Vec<_>>(), settings.config.get_ports());
-        let server: Arc<str> = match (&hosts[..], ports) {
-            ([host], [port]) => format!("{host}:{port}").into(),
-            _ => hosts.join(",").into(),
-        };
-        let addresses = settings.config.get_hostaddrs();
-        let database = settings.config.get_dbname().or(settings.config.get_user());
-        let identity = format!("{server}{addresses:?}{ports:?}/{database:?} {of}");
-        let server = Server { shared: Arc::new(shared.clone()), server, identity };
-        let remote = Remote::around(server)
-            .deadline(settings.deadline)
-            .remember_refusals(settings.remembered)
-            .on_failure(settings.on_failure);
-        Self { settings, table, shared, remote }
+        let remote =
+            Remote::around(Server { shared: Arc::new(shared.clone()), table: table.clone() })
+                .deadline(settings.deadline)
+                .remember_refusals(settings.remembered)
+                .on_failure(settings.on_failure);
+        Self { table, settings, shared, remote }
     }
 
     /// Keeps the counters in the table of a schema, such as `limits`, and not where the search path
@@ -142,7 +115,8 @@ impl PostgresStore {
             !name.is_empty() && name.bytes().all(is_plain),
             "{name:?} can't name a schema here: write a-z, 0-9 and _, as in .schema(\"limits\")"
         );
-        Self::with(Settings { schema: Some(name.to_owned()), ..self.settings })
+        let (of, deletion) = (format!("{name}."), Default::default());
+        Self::over(Table { of, deletion, ..self.table }, self.settings)
     }
 
     /// Waits until a charge is on the server's disk (`synchronous_commit`). By default it does not:
@@ -150,7 +124,7 @@ impl PostgresStore {
     /// pass again. Set this before you clone the store.
     #[must_use]
     pub fn wait_for_disk(self) -> Self {
-        Self::with(Settings { waits_for_disk: true, ..self.settings })
+        Self::over(Table { commit: "on", ..self.table }, self.settings)
     }
 
     /// Sets how long a call may take before the store is treated as failed: 250 ms by default.
@@ -190,16 +164,16 @@ impl PostgresStore {
     /// # Errors
     /// If Postgres does not answer within the deadline, or refuses.
     pub async fn create_schema(&self) -> Result<(), StoreError> {
-        let schema = self.settings.schema.as_deref();
-        let schema = schema.map(|name| {
+        let schema = self.table.of.strip_suffix('.').map(|name| {
             format!("CREATE SCHEMA IF NOT EXISTS {name}; SET LOCAL search_path TO {name};")
         });
         // The number is this crate's: who holds the lock creates, and the others find it done.
         let sql = format!(
-            "BEGIN; SELECT pg_advisory_xact_lock(7231846011); {} {SCHEMA} COMMIT;",
+            "SELECT pg_advisory_xact_lock(7231846011); {} {SCHEMA}",
             schema.unwrap_or_default()
         );
-        Ok(self.table.link.run(&sql).await?)
+        self.table.link.run(&sql).await?;
+        Ok(())
     }
 
     /// Charges a counter of its own and resets it: for apps that must fail at start if Postgres
@@ -219,9 +193,12 @@ impl PostgresStore {
     /// callers get the error. Set this before you clone the store.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        let (clock, on_failure): (Arc<dyn Clock>, _) = (Arc::new(clock), OnStoreFailure::Deny);
-        let remembered = Duration::ZERO;
-        Self::with(Settings { clock: Some(clock), remembered, on_failure, ..self.settings })
+        let settings = Settings {
+            remembered: Duration::ZERO,
+            on_failure: OnStoreFailure::Deny,
+            ..self.settings
+        };
+        Self::over(Table { clock: Some(Arc::new(clock)), ..self.table }, settings)
     }
 }
 
@@ -229,8 +206,7 @@ impl PostgresStore {
 #[derive(Clone)]
 struct Server {
     shared: Arc<dyn Store>,
-    server: Arc<str>,
-    identity: String,
+    table: Table,
 }
 
 impl Store for Server {
@@ -251,7 +227,7 @@ impl Store for Server {
     }
 
     fn server(&self, _: &Scope, _: &Key) -> Option<Arc<str>> {
-        Some(Arc::clone(&self.server))
+        Some(Arc::clone(&self.table.link.server))
     }
 
     fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
@@ -259,7 +235,7 @@ impl Store for Server {
     }
 
     fn identity(&self) -> Option<String> {
-        Some(self.identity.clone())
+        Some(self.table.identity())
     }
 
     fn now_ms(&self) -> u64 {

@@ -10,7 +10,9 @@ CREATE TABLE IF NOT EXISTS tfw_counters (
     -- The row's place in the call that wrote it last. Below zero: the row is not a counter yet.
     place integer NOT NULL,
     -- The key first: most comparisons end there.
-    PRIMARY KEY (key, scope, win)
+    PRIMARY KEY (key, scope, win),
+    -- Of numbers beyond what is counted, each charge of its call would fail.
+    CHECK (until_ms >= 0 AND greatest(abs(start_ms), end_ms, abs(used), until_ms) < 1::bigint << 53)
 ) WITH (fillfactor = 60);
 
 -- To find that an index is there, CREATE INDEX IF NOT EXISTS would lock the table against writes.
@@ -21,13 +23,8 @@ DO $$ BEGIN
 END $$;
 
 CREATE OR REPLACE VIEW tfw AS
-SELECT
-    scope AS name,
-    CASE WHEN key ~ '^[tu][^,%]*$' THEN substr(key, 2) ELSE key END AS key,
-    quota,
-    used,
-    to_timestamp(start_ms / 1000.0) AS start,
-    to_timestamp(until_ms / 1000.0) AS until
+SELECT scope AS name, CASE WHEN key ~ '^[tu][^,%]*$' THEN substr(key, 2) ELSE key END AS key, quota,
+    used, to_timestamp(start_ms / 1000.0) AS start, to_timestamp(until_ms / 1000.0) AS until
 FROM tfw_counters
 WHERE until_ms > extract(epoch FROM clock_timestamp()) * 1000 AND place > 0;
 
@@ -50,65 +47,32 @@ BEGIN
     IF current_setting('transaction_read_only')::boolean THEN
         RAISE read_only_sql_transaction;
     END IF;
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, array_agg(c.start_ms),
-        array_agg(c.end_ms), array_agg(c.used), array_agg(c.until_ms)
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, array_agg(t.start_ms),
+        array_agg(t.end_ms), array_agg(t.used), array_agg(t.until_ms)
     INTO now_ms, starts, ends, useds, untils
-    -- A look-up for each name, as a subquery with OFFSET is not made a join.
-    FROM (
-        SELECT t.* FROM unnest(scopes, keys, wins) WITH ORDINALITY AS r(scope, key, win, i)
-        LEFT JOIN LATERAL (
-            SELECT t.start_ms, t.end_ms, t.used, t.until_ms FROM tfw_counters t
-            WHERE t.scope = r.scope AND t.key = r.key AND t.win = r.win AND t.place > 0 OFFSET 0
-        ) t ON true
-        ORDER BY r.i
-    ) c;
+    FROM unnest(scopes, keys, wins) AS r(scope, key, win)
+    -- A look-up for each name, as a subquery with OFFSET is not made a join; in their order.
+    LEFT JOIN LATERAL (
+        SELECT t.start_ms, t.end_ms, t.used, t.until_ms FROM tfw_counters t
+        WHERE t.scope = r.scope AND t.key = r.key AND t.win = r.win AND t.place > 0 OFFSET 0
+    ) t ON true;
 END $$;
 
--- Writes rows that are as they were read, each by itself, and returns their places. A row that was
--- none was read with an end below zero. Rows are locked in the order of all nodes, for as long as
--- the statement takes; ON CONFLICT finds them by the primary key. Numbers are taken from their
--- arrays, as each argument of unnest() would be a table of its own.
+-- Writes rows that are as they were read, and returns their places. A row that was none was read
+-- with an end below zero. Rows of a group are written together or not at all, others each by itself.
+-- The four numbers of a row are taken from their arrays, as each argument of unnest() would be a
+-- table of its own.
+--
+-- The rows of groups are locked first. One that another node writes at this moment is skipped, and
+-- its group is not written: nobody waits for a lock with another one in his hands. The others are
+-- locked in the order of all nodes, and for as long as the statement takes; ON CONFLICT finds them
+-- by the primary key.
 CREATE OR REPLACE FUNCTION tfw_swap(
-    scopes text[], keys text[], wins text[], quotas text[],
-    had_starts bigint[], had_ends bigint[], had_useds bigint[], had_untils bigint[],
-    starts bigint[], ends bigint[], useds bigint[], untils bigint[]
+    scopes text[], keys text[], wins text[], quotas text[], groups integer[],
+    olds bigint[], news bigint[]
 ) RETURNS integer[] LANGUAGE plpgsql
 SET search_path FROM CURRENT SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 -- Longer than a statement of another node takes.
-SET lock_timeout = '20ms'
-AS $$
-#variable_conflict use_column
-DECLARE written integer[];
-BEGIN
-    WITH w AS (
-        INSERT INTO tfw_counters AS t
-        -- What was read and is gone is inserted as no counter.
-        SELECT r.scope, r.key, r.win, starts[r.i], ends[r.i], useds[r.i], untils[r.i], r.quota,
-            CASE WHEN had_untils[r.i] < 0 THEN r.i ELSE -r.i END
-        FROM unnest(scopes, keys, wins, quotas) WITH ORDINALITY AS r(scope, key, win, quota, i)
-        ORDER BY r.i
-        ON CONFLICT (key, scope, win) DO UPDATE SET start_ms = excluded.start_ms,
-            end_ms = excluded.end_ms, used = excluded.used, until_ms = excluded.until_ms,
-            quota = excluded.quota, place = abs(excluded.place)
-        WHERE CASE WHEN excluded.place > 0 THEN t.place < 0
-            ELSE t.place > 0 AND t.start_ms = had_starts[-excluded.place]
-                AND t.end_ms = had_ends[-excluded.place] AND t.used = had_useds[-excluded.place]
-                AND t.until_ms = had_untils[-excluded.place] END
-        RETURNING t.place
-    )
-    SELECT array_agg(w.place) INTO written FROM w WHERE w.place > 0;
-    RETURN written;
-END $$;
-
--- The same for groups of rows, each of which is written as a whole or not at all. A row that
--- another node writes at this moment is skipped, and its group is not written: nobody waits for a
--- lock with another one in his hands.
-CREATE OR REPLACE FUNCTION tfw_swap_groups(
-    scopes text[], keys text[], wins text[], quotas text[],
-    had_starts bigint[], had_ends bigint[], had_useds bigint[], had_untils bigint[],
-    starts bigint[], ends bigint[], useds bigint[], untils bigint[], groups integer[]
-) RETURNS integer[] LANGUAGE plpgsql
-SET search_path FROM CURRENT SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 SET lock_timeout = '20ms'
 AS $$
 #variable_conflict use_column
@@ -117,23 +81,29 @@ DECLARE
     lost integer[] := '{}';
     written integer[];
 BEGIN
-    -- Each row has to be there, to be locked.
-    INSERT INTO tfw_counters
-    SELECT r.scope, r.key, r.win, 0, 0, 0, untils[r.i], '', -1
-    FROM unnest(scopes, keys, wins) WITH ORDINALITY AS r(scope, key, win, i)
-    WHERE had_untils[r.i] < 0 ORDER BY 1, 2, 3
-    ON CONFLICT DO NOTHING;
     FOR r IN
         SELECT * FROM unnest(scopes, keys, wins, groups) WITH ORDINALITY
             AS r(scope, key, win, grp, i)
+        WHERE r.grp IS NOT NULL ORDER BY r.i
     LOOP
         CONTINUE WHEN r.grp = ANY (lost);
+        IF olds[4 * r.i] < 0 THEN
+            -- A row has to be there, to be locked. Another transaction may be inserting it.
+            BEGIN
+                INSERT INTO tfw_counters
+                VALUES (r.scope, r.key, r.win, 0, 0, 0, news[4 * r.i], '', -1)
+                ON CONFLICT DO NOTHING;
+            EXCEPTION WHEN lock_not_available THEN
+                lost := lost || r.grp;
+                CONTINUE;
+            END;
+        END IF;
         -- The lock shows the last version of a row, not that of the statement's snapshot.
         PERFORM FROM tfw_counters t
         WHERE t.scope = r.scope AND t.key = r.key AND t.win = r.win
-            AND CASE WHEN had_untils[r.i] < 0 THEN t.place < 0
-                ELSE t.place > 0 AND t.start_ms = had_starts[r.i] AND t.end_ms = had_ends[r.i]
-                    AND t.used = had_useds[r.i] AND t.until_ms = had_untils[r.i] END
+            AND CASE WHEN olds[4 * r.i] < 0 THEN t.place < 0
+                ELSE t.place > 0 AND (t.start_ms, t.end_ms, t.used, t.until_ms)
+                    = (olds[4 * r.i - 3], olds[4 * r.i - 2], olds[4 * r.i - 1], olds[4 * r.i]) END
         FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
             lost := lost || r.grp;
@@ -141,15 +111,26 @@ BEGIN
     END LOOP;
     WITH w AS (
         INSERT INTO tfw_counters AS t
-        SELECT r.scope, r.key, r.win, starts[r.i], ends[r.i], useds[r.i], untils[r.i], r.quota, r.i
+        -- What was read and is gone is inserted as no counter.
+        SELECT r.scope, r.key, r.win, news[4 * r.i - 3], news[4 * r.i - 2], news[4 * r.i - 1],
+            news[4 * r.i], r.quota, CASE WHEN olds[4 * r.i] < 0 THEN r.i ELSE -r.i END
         FROM unnest(scopes, keys, wins, quotas, groups) WITH ORDINALITY
             AS r(scope, key, win, quota, grp, i)
-        WHERE NOT r.grp = ANY (lost)
+        WHERE (r.grp = ANY (lost)) IS NOT TRUE ORDER BY r.i
         ON CONFLICT (key, scope, win) DO UPDATE SET start_ms = excluded.start_ms,
             end_ms = excluded.end_ms, used = excluded.used, until_ms = excluded.until_ms,
-            quota = excluded.quota, place = excluded.place
+            quota = excluded.quota, place = abs(excluded.place)
+        WHERE CASE WHEN excluded.place > 0 THEN t.place < 0
+            ELSE t.place > 0 AND (t.start_ms, t.end_ms, t.used, t.until_ms)
+                = (olds[-4 * excluded.place - 3], olds[-4 * excluded.place - 2],
+                    olds[-4 * excluded.place - 1], olds[-4 * excluded.place]) END
         RETURNING t.place
     )
-    SELECT array_agg(w.place) INTO written FROM w;
+    SELECT array_agg(w.place) INTO written FROM w WHERE w.place > 0;
     RETURN written;
 END $$;
+
+-- What waits for a lock is not done later, when nobody expects it.
+CREATE OR REPLACE FUNCTION tfw_reset(of_scope text, of_key text) RETURNS void LANGUAGE sql
+SET search_path FROM CURRENT SET enable_seqscan = off SET lock_timeout = '100ms'
+AS $$ DELETE FROM tfw_counters WHERE key = of_key AND scope = of_scope $$;

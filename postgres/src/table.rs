@@ -1,100 +1,83 @@
 //! The table of counters and its statements: [`Table`].
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::{Config, Row, SimpleQueryMessage};
 use tower_fixed_window::store::{CounterId, Counters, State, Write};
 use tower_fixed_window::{Clock, Key, StoreError};
 
-use crate::connection::{Failure, Link, Param};
+use crate::connection::{Failure, Link, Param, lock};
 
 /// How often a node deletes counters that have ended, and for how long these stay: a node may stand
 /// still between its read and its write.
-const BETWEEN_DELETIONS: u64 = 250;
+const BETWEEN_DELETIONS: Duration = Duration::from_millis(250);
 const KEPT: u64 = 60_000;
-/// Deleted in one statement.
-const DELETED: usize = 1_000;
+/// Deleted in one statement: charges wait behind it.
+const DELETED: usize = 250;
+const HOUR: u64 = 3_600_000;
 
 #[derive(Clone)]
 pub(crate) struct Table {
     pub(crate) link: Arc<Link>,
-    clock: Option<Arc<dyn Clock>>,
-    statements: Arc<Statements>,
-    /// When counters that have ended are deleted again, by the server's clock.
-    next_deletion: Arc<AtomicU64>,
-}
-
-struct Statements {
-    read: String,
-    swap: String,
-    swap_groups: String,
-    delete_ended: String,
-    reset: String,
-}
-
-impl Statements {
-    /// `of`: the schema and a point, or nothing. What takes the planner long is in the functions of
-    /// the schema.
-    fn new(of: &str, commit: &str) -> Self {
-        let commit = format!("set_config('synchronous_commit', '{commit}', true)");
-        let arrays = "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12";
-        Self {
-            read: format!("SELECT * FROM {of}tfw_read($1, $2, $3)"),
-            swap: format!("SELECT {of}tfw_swap({arrays}), {commit}"),
-            swap_groups: format!("SELECT {of}tfw_swap_groups({arrays}, $13), {commit}"),
-            // The order is that of an index, so that no table is read for it.
-            delete_ended: format!(
-                "DELETE FROM {of}tfw_counters t USING (SELECT scope, key, win \
-                     FROM {of}tfw_counters WHERE until_ms < $1 \
-                     ORDER BY until_ms LIMIT {DELETED} FOR UPDATE SKIP LOCKED) r \
-                 WHERE t.scope = r.scope AND t.key = r.key AND t.win = r.win RETURNING 1"
-            ),
-            reset: format!("DELETE FROM {of}tfw_counters WHERE scope = $1 AND key = $2"),
-        }
-    }
+    /// The schema and a point, or nothing where the search path finds the table.
+    pub(crate) of: String,
+    /// `synchronous_commit` of charges.
+    pub(crate) commit: &'static str,
+    pub(crate) clock: Option<Arc<dyn Clock>>,
+    /// When counters that have ended are deleted again, and the end of those that were deleted last.
+    pub(crate) deletion: Arc<Mutex<(Option<Instant>, u64)>>,
 }
 
 impl Table {
-    pub(crate) fn new(
-        link: Link,
-        schema: &str,
-        waits_for_disk: bool,
-        clock: Option<Arc<dyn Clock>>,
-    ) -> Self {
-        let commit = if waits_for_disk { "on" } else { "off" };
-        Self {
-            link: Arc::new(link),
-            clock,
-            statements: Arc::new(Statements::new(schema, commit)),
-            next_deletion: Arc::default(),
-        }
+    pub(crate) fn new(config: Config) -> Self {
+        let (of, clock, deletion) = Default::default();
+        Self { link: Arc::new(Link::new(config)), of, commit: "off", clock, deletion }
+    }
+
+    /// The same for all stores of a table.
+    pub(crate) fn identity(&self) -> String {
+        let config = &self.link.config;
+        let database = config.get_dbname().or(config.get_user());
+        format!("{}{:?}/{database:?} {}", self.link.server, config.get_hostaddrs(), self.of)
     }
 
     /// As often as it is due, while counters are used. Nobody waits for it. A test's clock may step
     /// back to before the end of what would be deleted.
     fn delete_ended(&self, now: u64) {
-        if self.clock.is_some() {
-            return;
+        let mut deletion = lock(&self.deletion);
+        if self.clock.is_none() && deletion.0.is_none_or(|due| due <= Instant::now()) {
+            deletion.0 = Some(Instant::now() + BETWEEN_DELETIONS);
+            tokio::spawn(self.clone().delete_ended_before(now.saturating_sub(KEPT)));
         }
-        let next = self.next_deletion.load(Relaxed);
-        // A clock that has stepped back makes it due, too.
-        let is_due = now >= next || next - now > BETWEEN_DELETIONS;
-        let of_this = || {
-            let after = now.saturating_add(BETWEEN_DELETIONS);
-            self.next_deletion.compare_exchange(next, after, Relaxed, Relaxed).is_ok()
-        };
-        if is_due && of_this() {
-            let this = self.clone();
-            tokio::spawn(async move {
-                let ended = now.saturating_sub(KEPT) as i64;
-                let ended: Param<'_> = (&ended, Type::INT8);
-                let deleted = this.link.ask(&this.statements.delete_ended, &[ended]).await;
-                if deleted.is_ok_and(|deleted| deleted.len() == DELETED) {
-                    this.next_deletion.store(0, Relaxed);
-                }
-            });
+    }
+
+    /// While a transaction stays open elsewhere, the index keeps each row that was deleted, so this
+    /// does not walk it from its start, but once an hour for rows that were locked, and not for
+    /// long. The order is that of the index, so that no table is read for it.
+    async fn delete_ended_before(self, to: u64) {
+        let is_of_all = to % HOUR <= BETWEEN_DELETIONS.as_millis() as u64;
+        let from = if is_of_all { 0 } else { lock(&self.deletion).1.min(to) };
+        let of = &self.of;
+        let sql = format!(
+            "SET LOCAL statement_timeout = 50; SET LOCAL synchronous_commit = off; \
+             SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = off; \
+             DELETE FROM {of}tfw_counters WHERE ctid = ANY (ARRAY( \
+                 SELECT ctid FROM {of}tfw_counters WHERE until_ms >= {from} AND until_ms < {to} \
+                 ORDER BY until_ms LIMIT {DELETED} FOR UPDATE SKIP LOCKED)) RETURNING until_ms"
+        );
+        let answer = self.link.run(&sql).await.unwrap_or_default();
+        let ends = answer.iter().filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
+            _ => None,
+        });
+        let ends: Vec<u64> = ends.collect();
+        let last = ends.iter().max().filter(|_| ends.len() == DELETED);
+        let mut deletion = lock(&self.deletion);
+        deletion.1 = *last.unwrap_or(&to);
+        if last.is_some() {
+            deletion.0 = None;
         }
     }
 }
@@ -127,20 +110,16 @@ impl<'a> Names<'a> {
 impl Counters for Table {
     async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
         let names = Names::of(counters.iter());
-        let row = self.link.ask_again(&self.statements.read, &names.params()).await?;
+        let row = self.read_row(&names).await?;
         let row = row.first();
         let now = column::<i64>(row, 0)?.max(0) as u64;
-        let mut columns = Vec::with_capacity(4);
-        for place in 1..=4 {
-            columns.push(column::<Vec<Option<i64>>>(row, place)?);
-        }
+        let column = |place| column::<Vec<Option<i64>>>(row, place);
+        let columns = [column(1)?, column(2)?, column(3)?, column(4)?];
         let state = |place: usize| {
+            let number = |of: usize| columns[of].get(place).copied().flatten();
             let mut state = State::default();
-            let fields =
-                [&mut state.start, &mut state.end, &mut state.used, &mut state.until].into_iter();
-            for (field, column) in fields.zip(&columns) {
-                *field = (*column.get(place)?)?;
-            }
+            (state.start, state.end) = (number(0)?, number(1)?);
+            (state.used, state.until) = (number(2)?, number(3)?);
             Some(state)
         };
         let states = (0..counters.len()).map(state).collect();
@@ -150,108 +129,80 @@ impl Counters for Table {
     }
 
     async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
-        let mut written = vec![false; groups.len()];
-        let of = |is_alone: bool| {
-            let groups = groups.iter().enumerate().filter(move |(_, g)| (g.len() == 1) == is_alone);
-            groups.flat_map(|(place, group)| group.iter().map(move |w| (place, w)))
+        let rows = groups.iter().enumerate();
+        let rows = rows.flat_map(|(of, group)| group.iter().map(move |write| (of, write)));
+        let mut rows: Vec<_> = rows.collect();
+        rows.sort_by_key(|&(_, write)| order(&write.counter));
+        let answer = match self.swap(&rows, |of| groups[of].len() > 1).await {
+            // Nothing was written. A client that has locked a row holds up no other one.
+            Err(failure) if failure.is_locked() => self.swap(&rows, |_| true).await,
+            answer => answer,
         };
-        let (alone, together): (Vec<_>, Vec<_>) = (of(true).collect(), of(false).collect());
-        if !alone.is_empty() {
-            self.swap(&alone, &mut written).await?;
-        }
-        if !together.is_empty() {
-            self.swap_groups(&together, &mut written).await?;
+        let places: Option<Vec<i32>> = match answer {
+            // Nothing was written, and it is decided anew.
+            Err(failure) if failure.is_conflict() || failure.is_locked() => None,
+            // The answer has the places of the rows that were written.
+            answer => column(answer?.first(), 0)?,
+        };
+        let mut written = vec![false; groups.len()];
+        for place in places.unwrap_or_default() {
+            if let Some((of, _)) = rows.get(place as usize - 1) {
+                written[*of] = true;
+            }
         }
         Ok(written)
     }
 
     async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
+        // A reset that was done late would take the counts of others with it. So the connection is
+        // checked before, and it is sent once.
+        self.read_row(&Names::of([].iter())).await?;
         let key = key.readable().to_string();
         let params: [Param<'_>; 2] = [(&scope, Type::TEXT), (&key, Type::TEXT)];
-        self.link.ask_again(&self.statements.reset, &params).await?;
+        self.link.ask(&format!("SELECT {}tfw_reset($1, $2)", self.of), &params).await?;
         Ok(())
     }
 }
 
 impl Table {
-    /// Writes rows, each by itself.
+    async fn read_row(&self, names: &Names<'_>) -> Result<Vec<Row>, Failure> {
+        let sql = format!("SELECT * FROM {}tfw_read($1, $2, $3)", self.of);
+        self.link.ask_again(&sql, &names.params()).await
+    }
+
     async fn swap(
         &self,
-        writes: &[(usize, &Write)],
-        written: &mut [bool],
-    ) -> Result<(), StoreError> {
-        let columns = Columns::of(writes);
-        match self.link.ask(&self.statements.swap, &columns.params()).await {
-            // Nothing was written. A client that has locked a row holds up no other one.
-            Err(failure) if failure.is_locked() => self.swap_groups(writes, written).await,
-            answer => note_written(answer, writes, written),
-        }
-    }
-
-    /// Writes groups of rows, each as a whole or not at all.
-    async fn swap_groups(
-        &self,
-        writes: &[(usize, &Write)],
-        written: &mut [bool],
-    ) -> Result<(), StoreError> {
-        let columns = Columns::of(writes);
-        let groups: Vec<_> = writes.iter().map(|(group, _)| *group as i32).collect();
-        let mut params = columns.params();
+        rows: &[(usize, &Write)],
+        is_group: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Row>, Failure> {
+        let names = Names::of(rows.iter().map(|(_, write)| &write.counter));
+        let quotas: Vec<_> = rows.iter().map(|(_, write)| write.quota.to_string()).collect();
+        let group = |(of, _): &(usize, _)| is_group(*of).then_some(*of as i32);
+        let groups: Vec<_> = rows.iter().map(group).collect();
+        // No state ends before 1970: below zero, there was none.
+        let had = |write: &Write| write.had.as_ref().map_or([-1; 4], numbers);
+        let had: Vec<_> = rows.iter().flat_map(|(_, write)| had(write)).collect();
+        let new: Vec<_> = rows.iter().flat_map(|(_, write)| numbers(&write.state)).collect();
+        let mut params = Vec::from(names.params());
+        params.push((&quotas, Type::TEXT_ARRAY));
         params.push((&groups, Type::INT4_ARRAY));
-        let answer = self.link.ask(&self.statements.swap_groups, &params).await;
-        note_written(answer, writes, written)
+        params.extend([&had, &new].map(|numbers| -> Param<'_> { (numbers, Type::INT8_ARRAY) }));
+        let sql = format!(
+            "SELECT {}tfw_swap($1, $2, $3, $4, $5, $6, $7), \
+             set_config('synchronous_commit', '{}', true)",
+            self.of, self.commit
+        );
+        self.link.ask(&sql, &params).await
     }
 }
 
-/// The answer has the places of the rows that were written.
-fn note_written(
-    answer: Result<Vec<Row>, Failure>,
-    writes: &[(usize, &Write)],
-    written: &mut [bool],
-) -> Result<(), StoreError> {
-    let rows = match answer {
-        // Nothing was written, and it is decided anew.
-        Err(failure) if failure.is_conflict() || failure.is_locked() => return Ok(()),
-        answer => answer?,
-    };
-    let places: Option<Vec<i32>> = column(rows.first(), 0)?;
-    for place in places.unwrap_or_default() {
-        if let Some((group, _)) = writes.get(place as usize - 1) {
-            written[*group] = true;
-        }
-    }
-    Ok(())
+fn numbers(state: &State) -> [i64; 4] {
+    [state.start, state.end, state.used, state.until]
 }
 
-/// The columns of rows to write: their names, what was read, and what is new.
-struct Columns<'a> {
-    names: Names<'a>,
-    quotas: Vec<String>,
-    had: [Vec<i64>; 4],
-    new: [Vec<i64>; 4],
-}
-
-impl<'a> Columns<'a> {
-    fn of(writes: &[(usize, &'a Write)]) -> Self {
-        const STATE: [fn(&State) -> i64; 4] =
-            [|state| state.start, |state| state.end, |state| state.used, |state| state.until];
-        let writes = || writes.iter().map(|(_, write)| *write);
-        Self {
-            names: Names::of(writes().map(|write| &write.counter)),
-            quotas: writes().map(|write| write.quota.to_string()).collect(),
-            // No state ends before 1970: below zero, there was none.
-            had: STATE.map(|of| writes().map(|write| write.had.as_ref().map_or(-1, of)).collect()),
-            new: STATE.map(|of| writes().map(|write| of(&write.state)).collect()),
-        }
-    }
-
-    fn params(&self) -> Vec<Param<'_>> {
-        let mut params: Vec<Param<'_>> = self.names.params().into();
-        params.push((&self.quotas, Type::TEXT_ARRAY));
-        let numbers = self.had.iter().chain(&self.new);
-        params.extend(numbers.map(|column| -> Param<'_> { (column, Type::INT8_ARRAY) }));
-        params
-    }
+/// In which all nodes lock rows.
+fn order(counter: &CounterId) -> (&str, &[u8], &str) {
+    (&counter.scope, counter.key.as_bytes(), &counter.window)
 }
 
 fn column<'a, T: FromSql<'a>>(row: Option<&'a Row>, place: usize) -> Result<T, StoreError> {

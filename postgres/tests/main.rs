@@ -1,5 +1,9 @@
 //! The store over real servers, which the tests start and kill.
 
+use std::process::Command;
+
+use harness::{Postgres, wait_for};
+
 mod clock;
 mod conformance;
 mod failover;
@@ -11,3 +15,20 @@ mod runtimes;
 mod table;
 #[cfg(feature = "tls")]
 mod tls;
+
+/// Runs SQL in a transaction that stays open for a minute, or until it is [ended](end_held).
+fn hold(server: &Postgres, sql: &str) {
+    let (url, sql) = (server.url(), format!("BEGIN; {sql}; SELECT pg_sleep(60)"));
+    std::thread::spawn(move || Command::new("psql").args(["-Xqc", &sql, &url]).output());
+    wait_for("the transaction", || {
+        server.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
+    });
+}
+
+fn end_held(server: &Postgres) {
+    server
+        .run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'");
+    wait_for("its end", || {
+        server.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "0"
+    });
+}

@@ -4,9 +4,11 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use harness::{Postgres, wait_for};
+use harness::{Postgres, Proxy};
 use tower_fixed_window::{Limit, Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_postgres::PostgresStore;
+
+use crate::{end_held, hold};
 
 const DEADLINE: Duration = Duration::from_millis(500);
 
@@ -125,23 +127,17 @@ async fn a_disk_that_is_full() {
 async fn a_table_that_is_locked_as_by_vacuum_full() {
     let Some(mut server) = Postgres::start() else { return };
     let lock = |server: &mut Postgres| {
-        let url = server.url();
-        std::thread::spawn(move || {
-            let lock =
-                "BEGIN; LOCK TABLE tfw_counters IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(60)";
-            Command::new("psql").args(["-Xqc", lock, &url]).output()
-        });
-        wait_for("the lock", || {
-            server.run(
-                "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted \
-                AND relation = 'tfw_counters'::regclass",
-            ) == "1"
-        });
+        hold(server, "LOCK TABLE tfw_counters IN ACCESS EXCLUSIVE MODE");
     };
-    let unlock = |server: &mut Postgres| {
-        server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'BEGIN; LOCK%'");
-    };
+    let unlock = |server: &mut Postgres| end_held(server);
     survives(&mut server, lock, unlock).await;
+    // A read that waits is given up by the server, too: long before its deadline.
+    let patient = store(&server).await.deadline(Duration::from_secs(20));
+    hold(&server, "LOCK TABLE tfw_counters IN ACCESS EXCLUSIVE MODE");
+    let start = Instant::now();
+    assert!(!is_counted(&limiter_of(&patient), "read").await);
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    end_held(&server);
 }
 
 #[tokio::test]
@@ -150,17 +146,7 @@ async fn a_row_that_another_transaction_has_locked() {
     let store = store(&server).await;
     let limiter = limiter(&store, 1_000_000);
     wait_until_counted(&limiter, "locked").await;
-    let url = server.url();
-    std::thread::spawn(move || {
-        let lock = "BEGIN; UPDATE tfw_counters SET used = used; SELECT pg_sleep(60)";
-        Command::new("psql").args(["-Xqc", lock, &url]).output()
-    });
-    wait_for("the lock", || {
-        server.run(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'BEGIN; UPDATE%' \
-            AND wait_event = 'PgSleep'",
-        ) == "1"
-    });
+    hold(&server, "UPDATE tfw_counters SET used = used");
     let (others, start) = (limiter.clone(), Instant::now());
     let others = tokio::spawn(async move {
         for key in 0..10 {
@@ -170,14 +156,113 @@ async fn a_row_that_another_transaction_has_locked() {
     assert!(!is_counted(&limiter, "locked").await, "its writer may be gone for a minute");
     others.await.expect("no panic");
     assert!(start.elapsed() < Duration::from_secs(30));
-    server.run(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'BEGIN; UPDATE%'",
-    );
+    end_held(&server);
     wait_until_counted(&limiter, "locked").await;
     // The charge whose caller went on without an answer may be counted, too.
     let counted = counted(&server, "locked");
     assert!((2..=3).contains(&counted), "{counted}");
     server.kill();
+}
+
+/// A row that is being inserted can't be skipped: others would wait for it at each try.
+#[tokio::test]
+async fn a_key_that_another_transaction_inserts() {
+    let Some(server) = Postgres::start() else { return };
+    let store = store(&server).await.deadline(Duration::from_secs(5));
+    let limiter = limiter(&store, 1_000_000);
+    assert!(is_counted(&limiter, "first").await);
+    let window = server.run("SELECT win FROM tfw_counters");
+    hold(
+        &server,
+        &format!(
+            "INSERT INTO tfw_counters \
+             VALUES ('outage', 'tinserted', '{window}', 0, 0, 1, 1::bigint << 52, '', 1)"
+        ),
+    );
+    // All but the first share calls.
+    let keys = ["first", "inserted", "a", "b", "c", "d", "e", "f"].into_iter();
+    let asked = keys.map(|key| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { (key, limiter.check(key).await.expect("memory answers")) })
+    });
+    for asked in asked.collect::<Vec<_>>() {
+        let (key, decision) = asked.await.expect("no panic");
+        assert_eq!(decision.is_local(), key == "inserted", "{key}");
+    }
+    end_held(&server);
+    wait_until_counted(&limiter, "inserted").await;
+}
+
+/// When nobody expects it, it would take later counts with it.
+#[tokio::test]
+async fn a_reset_that_met_a_lock_is_not_done_later() {
+    let Some(server) = Postgres::start() else { return };
+    let store = store(&server).await.deadline(Duration::from_secs(5));
+    let limiter = limiter(&store, 1_000_000);
+    for lock in ["SELECT FROM tfw_counters FOR UPDATE", "LOCK TABLE tfw_counters"] {
+        assert!(is_counted(&limiter, "reset").await);
+        let before = counted(&server, "reset");
+        hold(&server, lock);
+        let start = Instant::now();
+        limiter.reset("reset").await.expect_err("the row is locked");
+        assert!(start.elapsed() < Duration::from_secs(4), "it does not wait for its deadline");
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        assert_eq!(server.run(waits), "0");
+        end_held(&server);
+        assert_eq!(counted(&server, "reset"), before);
+    }
+    limiter.reset("reset").await.expect("Postgres answers");
+    assert_eq!(counted(&server, "reset"), 0);
+}
+
+/// A server that accepts connections and does not answer.
+#[tokio::test]
+async fn a_cold_start_opens_no_storm_of_connections() {
+    let Some(server) = Postgres::start() else { return };
+    store(&server).await;
+    let proxy = Proxy::to(server.port);
+    proxy.set_silent(true);
+    let store = PostgresStore::new(&url_of(&proxy)).expect("an address").deadline(DEADLINE);
+    let limiter = limiter(&store, 1_000_000);
+    let mut asked = Vec::new();
+    for key in 0..60_u64 {
+        let limiter = limiter.clone();
+        asked.push(tokio::spawn(async move {
+            limiter.check(key).await.expect("memory answers").is_local()
+        }));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for asked in asked {
+        assert!(asked.await.expect("no panic"));
+    }
+    assert!(proxy.made() <= 4, "{} connections", proxy.made());
+    proxy.set_silent(false);
+    wait_until_counted(&limiter, "a").await;
+}
+
+fn url_of(proxy: &Proxy) -> String {
+    format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port)
+}
+
+/// As a NAT or a load balancer forgets it: nobody is told.
+#[tokio::test]
+async fn a_connection_that_is_forgotten_while_it_is_idle() {
+    let Some(server) = Postgres::start() else { return };
+    store(&server).await;
+    let proxy = Proxy::to(server.port);
+    let store = PostgresStore::new(&url_of(&proxy)).expect("an address");
+    let limiter = limiter(&store.deadline(DEADLINE).remember_refusals(Duration::ZERO), 1_000_000);
+    wait_until_counted(&limiter, "idle").await;
+    for _ in 0..3 {
+        let before = counted(&server, "idle");
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        proxy.forget();
+        assert!(is_counted(&limiter, "idle").await);
+        assert_eq!(counted(&server, "idle"), before + 1);
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        proxy.forget();
+        limiter.reset("other").await.expect("Postgres answers");
+    }
 }
 
 /// It keeps all versions of a row that it may still see.
@@ -186,15 +271,7 @@ async fn a_transaction_that_stays_open_elsewhere() {
     let Some(server) = Postgres::start() else { return };
     let limiter = limiter(&store(&server).await.deadline(Duration::from_secs(20)), 500);
     assert!(is_counted(&limiter, "hot").await);
-    let url = server.url();
-    std::thread::spawn(move || {
-        let sees = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM tfw_counters; \
-                    SELECT pg_sleep(60)";
-        Command::new("psql").args(["-Xqc", sees, &url]).output()
-    });
-    wait_for("the transaction", || {
-        server.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
-    });
+    hold(&server, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT FROM tfw_counters");
     for _ in 1..500 {
         assert!(is_counted(&limiter, "hot").await);
     }
@@ -223,8 +300,9 @@ async fn a_server_without_a_free_connection() {
             .expect("psql runs")
     };
     let mut others = [(); 3].map(|()| sleeps());
-    let start = Instant::now();
-    loop {
+    let (start, mut full) = (Instant::now(), 0);
+    // One that is refused as well may not have ended yet.
+    while full < 3 {
         // The store that has a connection keeps it.
         assert!(is_counted(&limiter_of(&first), "a").await);
         let second = PostgresStore::new(&server.url()).expect("an address").deadline(DEADLINE);
@@ -238,9 +316,11 @@ async fn a_server_without_a_free_connection() {
             }
         }
         match answer {
-            Err(error) if all_run && error.to_string().contains("53300") => break,
-            _ => assert!(start.elapsed() < Duration::from_secs(30), "the others connect"),
+            Err(error) if all_run && error.to_string().contains("53300") => full += 1,
+            _ => full = 0,
         }
+        assert!(start.elapsed() < Duration::from_secs(30), "the others connect");
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let second = PostgresStore::new(&server.url()).expect("an address").deadline(DEADLINE);
     assert!(!is_counted(&limiter_of(&second), "a").await);
@@ -274,6 +354,9 @@ async fn wrong_addresses_and_passwords_are_named_without_them() {
         error.to_string(),
         "no address of Postgres: write postgres://user:password@host/database"
     );
+    // The parser would quote it.
+    let error = PostgresStore::new("host=h password=a secret=b").expect_err("no quotes");
+    assert!(!error.to_string().contains("secret"), "{error}");
     let ping = async |url: &str| {
         let store = PostgresStore::new(url).expect("an address").deadline(DEADLINE * 10);
         store.ping().await.expect_err("nothing is there").to_string()

@@ -1,11 +1,12 @@
 //! What is in the table, and who reads it.
 
-use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use harness::{Postgres, wait_for};
+use harness::Postgres;
 use tower_fixed_window::{Key, Limit, Quota};
 use tower_fixed_window_postgres::PostgresStore;
+
+use crate::{end_held, hold};
 
 const PATIENT: Duration = Duration::from_secs(20);
 
@@ -123,19 +124,87 @@ async fn a_table_that_grew_is_never_scanned() {
     charge_and_count().await;
 }
 
-/// So that a read of many fails by none of them.
+/// So that a call for many counters fails by none of them.
 #[tokio::test]
-async fn a_row_without_an_end_can_not_be() {
+async fn rows_that_are_no_counts_can_not_be() {
     let Some(server) = Postgres::start() else { return };
     let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
     store.create_schema().await.expect("it is created");
-    server.run(
-        "DO $$ BEGIN \
-             INSERT INTO tfw_counters \
-             VALUES ('api', 'u7', '60000+0', 0, NULL, 1, 60000, '5/minute', 1); \
-             RAISE 'it is there'; \
-         EXCEPTION WHEN not_null_violation THEN NULL; END $$",
-    );
+    for numbers in ["0, 1, NULL", "0, 1, -1", "0, 1::bigint << 60, 60000", "-1::bigint << 63, 1, 9"]
+    {
+        server.run(&format!(
+            "DO $$ BEGIN \
+                 INSERT INTO tfw_counters (scope, key, win, end_ms, quota, place, \
+                     start_ms, used, until_ms) \
+                 VALUES ('api', 'u7', '60000+0', 0, '5/minute', 1, {numbers}); \
+                 RAISE 'it is there'; \
+             EXCEPTION WHEN not_null_violation OR check_violation OR numeric_value_out_of_range \
+                 THEN NULL; END $$"
+        ));
+    }
+    // The largest that can be.
+    let most = (1_u64 << 53) - 1;
+    server.run(&format!(
+        "INSERT INTO tfw_counters SELECT 'api', 'u7', win, start, {most}, {most}, {most}, '', 1 \
+         FROM (VALUES ('60000+0', -{most}), ('3600000+0', {most})) AS of(win, start)"
+    ));
+    let limit = Limit::new(Quota::per_minute(5).and(Quota::per_hour(9))).name("api").store(store);
+    assert!(!limit.check(7_u64).await.expect("Postgres answers").allowed());
+    assert!(limit.check(8_u64).await.expect("Postgres answers").allowed());
+}
+
+/// While a transaction stays open, the index keeps what was deleted.
+#[tokio::test]
+async fn entries_of_deleted_rows_are_not_read_again_and_again() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    store.create_schema().await.expect("it is created");
+    hold(&server, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT FROM tfw_counters");
+    let ended = |times: u32, of: &str| {
+        server.run(&format!(
+            "INSERT INTO tfw_counters SELECT '{of}', 't' || i, '60000+0', 0, 0, 1, 60000 + i, '', 1 \
+             FROM generate_series(1, {times}) i"
+        ))
+    };
+    ended(200_000, "deleted");
+    server.run("DELETE FROM tfw_counters WHERE scope = 'deleted'");
+    ended(1_000, "old");
+    let limit = Limit::new(Quota::per_hour(1_000_000)).name("api").store(store);
+    let start = Instant::now();
+    while server.run("SELECT count(*) FROM tfw_counters WHERE scope = 'old'") != "0" {
+        assert!(start.elapsed() < PATIENT * 3, "ended counters stay");
+        assert!(limit.check("a").await.expect("Postgres answers").allowed());
+    }
+    // A connection reports its numbers with the first statement of a new second.
+    let read = async || {
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        assert!(limit.check("a").await.expect("Postgres answers").allowed());
+        let read = "SELECT idx_tup_read FROM pg_stat_user_indexes \
+                    WHERE indexrelname = 'tfw_counters_until_ms'";
+        server.run(read).parse::<u64>().expect("a number")
+    };
+    // The first walk goes over all of them.
+    let _ = read().await;
+    let before = read().await;
+    for _ in 0..20 {
+        assert!(limit.check("a").await.expect("Postgres answers").allowed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let after = read().await;
+    assert!(after - before < 100_000, "{} entries were read", after - before);
+    end_held(&server);
+}
+
+/// To find that the index is there, no lock is needed that a writer's would hold up.
+#[tokio::test]
+async fn the_schema_is_found_while_a_transaction_has_written() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    store.create_schema().await.expect("it is created");
+    store.ping().await.expect("Postgres answers");
+    hold(&server, "INSERT INTO tfw_counters VALUES ('a', 'ta', '', 0, 0, 1, 9, '', 1)");
+    store.create_schema().await.expect("it is found");
+    end_held(&server);
 }
 
 /// Neither a row that another transaction has locked, nor one that has changed: another node may
@@ -150,19 +219,10 @@ async fn the_rest_of_a_lost_group_is_not_locked() {
     assert!(limit.check("a").await.expect("Postgres answers").allowed());
     let last_lock = || server.run("SELECT xmax FROM tfw_counters ORDER BY win DESC LIMIT 1");
     let before = last_lock();
-    let url = server.url();
-    std::thread::spawn(move || {
-        let lock = "BEGIN; SELECT FROM tfw_counters ORDER BY win LIMIT 1 FOR UPDATE; \
-                    SELECT pg_sleep(60)";
-        Command::new("psql").args(["-Xqc", lock, &url]).output()
-    });
-    wait_for("the lock", || {
-        server.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
-    });
+    hold(&server, "SELECT FROM tfw_counters ORDER BY win LIMIT 1 FOR UPDATE");
     let _ = limit.check("a").await;
     assert_eq!(last_lock(), before);
-    server
-        .run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'");
+    end_held(&server);
 }
 
 #[tokio::test]
