@@ -80,7 +80,7 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// from 1 ms to ten years ([`MAX_WINDOW`](Self::MAX_WINDOW)). Other values panic where they are
 /// written, which in a `const` is a compile error. For numbers from a database or a file, use
 /// [`try_new`](Self::try_new).
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy)]
 pub struct Quota {
     pub(crate) limit: u64,
     /// Milliseconds.
@@ -89,30 +89,28 @@ pub struct Quota {
     /// At least `limit`: the rollover capacity.
     pub(crate) capacity: u64,
     pub(crate) max_reserved: u64,
-    since: Since,
 }
 
-/// The instant of [`Quota::starting_at`] in milliseconds, for a time zone that is set later, or a
-/// negative number. Equal windows can begin at others.
-#[derive(Clone, Copy)]
-struct Since(i64);
-
-impl PartialEq for Since {
-    fn eq(&self, _: &Self) -> bool {
-        true
+impl PartialEq for Quota {
+    fn eq(&self, other: &Self) -> bool {
+        let amounts = |of: &Self| (of.limit, of.capacity, of.max_reserved);
+        self.same_counter(other) && amounts(self) == amounts(other)
     }
 }
 
-impl Eq for Since {}
+impl Eq for Quota {}
 
-impl Hash for Since {
-    fn hash<H: Hasher>(&self, _: &mut H) {}
+impl Hash for Quota {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.identity(), self.limit, self.capacity, self.max_reserved).hash(state);
+    }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Anchor {
-    /// On a grid through `offset` milliseconds after the epoch, less than a window.
-    Grid { offset: u64 },
+    /// On a grid through `offset` milliseconds after the epoch, less than a window. `since` is the
+    /// instant that was given for it, for a time zone that is set later, or -1.
+    Grid { offset: u64, since: i64 },
     /// On a grid of the key's own, shifted by a hash of scope and key.
     Staggered,
     /// With the first charge that finds no state.
@@ -188,7 +186,7 @@ impl Quota {
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_month(limit: u64) -> Self {
-        Self::new(limit, Duration::from_secs(86_400)).on_calendar(Period::Month(1), Zone::UTC)
+        Self::new(limit, Duration::from_secs(86_400)).on_calendar(Calendar::new(Period::Month(1)))
     }
 
     /// `limit` tokens in each year, from 1 January 00:00 UTC. In memory, a restart
@@ -198,7 +196,7 @@ impl Quota {
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn per_year(limit: u64) -> Self {
-        Self::new(limit, Duration::from_secs(86_400)).on_calendar(Period::Year(1, 1), Zone::UTC)
+        Self::new(limit, Duration::from_secs(86_400)).on_calendar(Calendar::new(Period::Year(1, 1)))
     }
 
     /// `limit` tokens in each window of the given length.
@@ -240,10 +238,9 @@ impl Quota {
         Ok(Self {
             limit,
             window,
-            anchor: Anchor::Grid { offset },
+            anchor: Anchor::Grid { offset, since: -1 },
             capacity: limit,
             max_reserved: 0,
-            since: Since(-1),
         })
     }
 
@@ -261,7 +258,7 @@ impl Quota {
     /// let subscribed = UNIX_EPOCH + Duration::from_secs(1_738_332_309);
     /// let since_epoch = subscribed.duration_since(UNIX_EPOCH)?;
     /// let quota = Quota::per_month(10_000).starting_at(since_epoch).in_zone("America/New_York");
-    /// assert_eq!(quota.counter().to_string(), "month+31+32709000@America/New_York");
+    /// assert_eq!(quota.counter().to_string(), "month+1738332309000ms@America/New_York");
     /// # }
     /// # Ok::<_, std::time::SystemTimeError>(())
     /// ```
@@ -270,32 +267,17 @@ impl Quota {
     /// If the quota has a first day, or is in a time zone already: write `.starting_at(..)` before
     /// `.in_zone(..)`.
     #[track_caller]
-    pub const fn starting_at(self, since_epoch: Duration) -> Self {
-        if let Anchor::Calendar(Calendar { period, zone, .. }) = self.anchor {
-            let is_usual = matches!(period, Period::Month(1) | Period::Year(1, 1));
-            let has_first_day = self.since.0 < 0 && !is_usual;
-            if has_first_day || !zone.is_utc() {
-                panic!("{}", QuotaError::CalendarAnchor.message());
-            }
-        }
+    pub const fn starting_at(mut self, since_epoch: Duration) -> Self {
         let millis = since_epoch.as_millis();
         let most = Self::MAX_TOKENS as u128;
         let since = if millis < most { millis } else { most } as i64;
-        self.starting_at_clock(since, since)
-    }
-
-    /// What the zone's clock shows at this instant chooses the day and the time of day.
-    const fn starting_at_clock(mut self, since: i64, clock: i64) -> Self {
-        self.since = Since(since);
-        self.anchor = match self.anchor {
-            // In UTC, all days and all weeks are equally long.
-            Anchor::Calendar(calendar)
-                if !calendar.zone.is_utc() || calendar.period.max_days() > 7 =>
-            {
-                Anchor::Calendar(calendar.starting_at(clock))
+        if let Anchor::Calendar(calendar) = self.anchor {
+            if !calendar.period.is_usual() || !calendar.zone.is_utc() {
+                panic!("{}", QuotaError::CalendarAnchor.message());
             }
-            _ => Anchor::Grid { offset: since as u64 % self.window },
-        };
+            return self.on_calendar(Calendar { since, ..calendar });
+        }
+        self.anchor = Anchor::Grid { offset: since as u64 % self.window, since };
         self
     }
 
@@ -362,13 +344,8 @@ impl Quota {
     }
 
     fn in_named_zone(self, name: &str) -> Result<Self, QuotaError> {
-        let period = self.calendar()?.period;
-        let zone = Zone::named(name)?;
-        let quota = self.on_calendar(period, zone);
-        Ok(match self.since.0 {
-            ..0 => quota,
-            since => quota.starting_at_clock(since, zone.clock_at(since)),
-        })
+        let calendar = self.calendar()?;
+        Ok(self.on_calendar(Calendar { zone: Zone::named(name)?, ..calendar }))
     }
 
     /// Lets weeks begin on this day.
@@ -414,11 +391,11 @@ impl Quota {
 
     const fn starting_on(self, first: Period) -> Result<Self, QuotaError> {
         match (self.calendar(), first.validated()) {
-            (Ok(Calendar { period, zone, .. }), Ok(first)) if period.kind() == first.kind() => {
-                match self.since.0 {
-                    ..0 => Ok(self.on_calendar(first, zone)),
-                    _ => Err(QuotaError::CalendarAnchor),
+            (Ok(calendar), Ok(first)) if calendar.period.kind() == first.kind() => {
+                if calendar.since >= 0 {
+                    return Err(QuotaError::CalendarAnchor);
                 }
+                Ok(self.on_calendar(Calendar { period: first, ..calendar }))
             }
             (Ok(_), _) => Err(QuotaError::FirstDay),
             (Err(error), _) => Err(error),
@@ -426,25 +403,28 @@ impl Quota {
     }
 
     const fn calendar(&self) -> Result<Calendar, QuotaError> {
-        const MONDAYS: Period = Period::Week(Weekday::Monday);
-
-        match (self.anchor, self.window) {
-            (Anchor::Calendar(calendar), _) => Ok(calendar),
-            (Anchor::Grid { .. }, DAY_MS) => Ok(Calendar::new(Period::Day, Zone::UTC)),
-            (Anchor::Grid { .. }, WEEK_MS) => Ok(Calendar::new(MONDAYS, Zone::UTC)),
-            (_, DAY_MS | WEEK_MS) => Err(QuotaError::CalendarAnchor),
-            _ => Err(QuotaError::NotACalendar),
-        }
+        let (period, since) = match (self.anchor, self.window) {
+            (Anchor::Calendar(calendar), _) => return Ok(calendar),
+            (Anchor::Grid { since, .. }, DAY_MS) => (Period::Day, since),
+            (Anchor::Grid { since, .. }, WEEK_MS) => (Period::Week(Weekday::Monday), since),
+            (_, DAY_MS | WEEK_MS) => return Err(QuotaError::CalendarAnchor),
+            _ => return Err(QuotaError::NotACalendar),
+        };
+        Ok(Calendar { period, since, zone: Zone::UTC })
     }
 
-    /// In UTC, days and weeks from Monday stay on a grid.
-    const fn on_calendar(mut self, period: Period, zone: Zone) -> Self {
+    /// In UTC, days, and weeks from Monday or from an instant, stay on a grid.
+    const fn on_calendar(mut self, calendar: Calendar) -> Self {
+        let Calendar { period, since, zone } = calendar;
         self.window = period.max_days() * DAY_MS;
-        self.since = Since(-1);
-        self.anchor = match period {
-            Period::Day if zone.is_utc() => Anchor::Grid { offset: 0 },
-            Period::Week(Weekday::Monday) if zone.is_utc() => Anchor::Grid { offset: MONDAY_MS },
-            _ => Anchor::Calendar(Calendar::new(period, zone)),
+        let is_grid = zone.is_utc() && period.is_usual() && period.max_days() <= 7;
+        self.anchor = if !is_grid {
+            Anchor::Calendar(calendar)
+        } else if since >= 0 {
+            Anchor::Grid { offset: since as u64 % self.window, since }
+        } else {
+            let offset = if self.window == WEEK_MS { MONDAY_MS } else { 0 };
+            Anchor::Grid { offset, since }
         };
         self
     }
@@ -558,7 +538,7 @@ impl Quota {
     #[inline]
     pub(crate) const fn identity(&self) -> u64 {
         let anchor = match self.anchor {
-            Anchor::Grid { offset } => offset,
+            Anchor::Grid { offset, .. } => offset,
             other => other.tag(),
         };
         self.window ^ anchor.wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -581,10 +561,12 @@ impl Quota {
     pub(crate) const fn same_counter(&self, other: &Quota) -> bool {
         self.window == other.window
             && match (self.anchor, other.anchor) {
-                (Anchor::Grid { offset: a }, Anchor::Grid { offset: b }) => a == b,
+                (Anchor::Grid { offset: a, .. }, Anchor::Grid { offset: b, .. }) => a == b,
                 (Anchor::Staggered, Anchor::Staggered)
                 | (Anchor::FirstRequest, Anchor::FirstRequest) => true,
-                (Anchor::Calendar(a), Anchor::Calendar(b)) => a.id() == b.id(),
+                (Anchor::Calendar(a), Anchor::Calendar(b)) => {
+                    a.id() == b.id() && a.since == b.since
+                }
                 _ => false,
             }
     }
@@ -614,7 +596,7 @@ impl fmt::Display for CounterName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Quota { window, anchor, .. } = self.0;
         match anchor {
-            Anchor::Grid { offset } => write!(f, "{window}+{offset}"),
+            Anchor::Grid { offset, .. } => write!(f, "{window}+{offset}"),
             Anchor::Staggered => write!(f, "{window}s"),
             Anchor::FirstRequest => write!(f, "{window}f"),
             Anchor::Calendar(calendar) => calendar.fmt(f),

@@ -440,7 +440,7 @@ fn limit(quota: &Quota) -> i64 {
 #[inline]
 fn grid(now: i64, quota: &Quota, shift: u64) -> i64 {
     let offset = match quota.anchor {
-        Anchor::Grid { offset } => offset,
+        Anchor::Grid { offset, .. } => offset,
         Anchor::Staggered => shift % quota.window,
         Anchor::FirstRequest | Anchor::Calendar(_) => return now,
     };

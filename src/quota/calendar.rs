@@ -5,8 +5,8 @@ use std::fmt;
 #[cfg(feature = "saved")]
 use std::ops::RangeInclusive;
 
-use super::QuotaError;
 use super::zone::{RecentWindows, Zone};
+use super::{QuotaError, fmix64};
 
 const DAY: i64 = super::DAY_MS as i64;
 /// The last instant (S11).
@@ -48,9 +48,19 @@ impl Weekday {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Calendar {
     pub(super) period: Period,
-    /// The time of day at which windows begin, in milliseconds.
-    pub(super) time: u32,
+    /// Windows begin on the day and at the time that the zone's clock shows at this instant; -1: on
+    /// the period's first day. It identifies counters, since zone data may change what is shown.
+    pub(super) since: i64,
     pub(super) zone: Zone,
+}
+
+/// What a [`Calendar`] is by the zone data of this process.
+#[derive(Clone, Copy)]
+struct Days {
+    period: Period,
+    /// The time of day at which windows begin, in milliseconds.
+    time: i64,
+    zone: Zone,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -71,30 +81,42 @@ pub(crate) struct Span {
 }
 
 impl Calendar {
-    pub(super) const fn new(period: Period, zone: Zone) -> Self {
-        Self { period, time: 0, zone }
+    /// Of UTC.
+    pub(super) const fn new(period: Period) -> Self {
+        Self { period, since: -1, zone: Zone::UTC }
     }
 
-    /// From the day and time that a clock shows.
-    pub(super) const fn starting_at(self, clock: i64) -> Self {
-        let (day, time) = (clock.div_euclid(DAY), clock.rem_euclid(DAY) as u32);
-        Self { period: self.period.starting_on(day), time, ..self }
+    fn days(self) -> Days {
+        let Self { period, since, zone } = self;
+        if since < 0 {
+            return Days { period, time: 0, zone };
+        }
+        let clock = zone.clock_at(since);
+        let period = period.starting_on(clock.div_euclid(DAY));
+        Days { period, time: clock.rem_euclid(DAY), zone }
+    }
+
+    /// The number, as `Days` counts, of the window that has the number 0: by it, those from an
+    /// instant have the same numbers by each edition of the zone data.
+    fn first(self, days: Days) -> i64 {
+        if self.since < 0 { 0 } else { days.number(self.since) }
     }
 
     /// Never inlined, so that grids need no stack for it.
     #[inline(never)]
     pub(crate) fn around(self, at: i64) -> Span {
         let (start, end) = self.zone.recent().get(self.period.index());
-        let is_recent = start <= at && at < end && self.time == 0;
+        let is_recent = start <= at && at < end && self.since < 0;
         if is_recent { Span { start, end } } else { self.find_window(at) }
     }
 
     #[cold]
     fn find_window(self, at: i64) -> Span {
-        let period = self.period_at(at);
-        let (start, end) = (self.period_start(period), self.period_start(period + 1));
-        // Those with a time of day are as many as there are subscriptions.
-        if self.time == 0 {
+        let days = self.days();
+        let period = days.period_at(at);
+        let (start, end) = (days.period_start(period), days.period_start(period + 1));
+        // Those from an instant are as many as there are subscriptions.
+        if self.since < 0 {
             self.zone.recent().set(self.period.index(), start, end);
         }
         Span { start, end }
@@ -103,23 +125,22 @@ impl Calendar {
     /// Returns the number of the window around an instant, in milliseconds since the epoch: see
     /// [`Windows`](crate::store::Windows).
     pub fn number(self, at: i64) -> i64 {
-        let period = self.period_at(at);
-        period - self.skipped_periods().partition_point(|skipped| *skipped < period) as i64
+        let days = self.days();
+        days.number(at) - self.first(days)
     }
 
     /// Returns when the window of a [number](Self::number) begins: after the year 9999 the last
     /// instant.
     pub fn start_of(self, number: i64) -> i64 {
-        let mut period = number.min(MAX);
-        for skipped in self.skipped_periods() {
-            period += i64::from(*skipped <= period);
-        }
-        self.period_start(period)
+        let days = self.days();
+        days.start_of(number.min(MAX) + self.first(days))
     }
 
     /// The number of a window that begins at an instant, even by another edition of the zone data.
     pub(crate) fn number_from(self, start: i64) -> i64 {
-        self.starting(start).unwrap_or_else(|| self.number(start.saturating_add(MOST_MOVED)))
+        // At the end of short months, boundaries from the 30th and from the 31st are a day apart.
+        let most = if self.period == Period::Day { MOST_MOVED } else { MOST_MOVED + DAY };
+        self.starting(start).unwrap_or_else(|| self.number(start.saturating_add(most)))
     }
 
     /// From a boundary on. A part of a window before `to` counts as one.
@@ -139,9 +160,25 @@ impl Calendar {
         self.start_of(self.number_from(start).saturating_add(n))
     }
 
-    /// A time has 27 bits, so the upper 7 are never all set.
+    /// The upper bit is never set.
     pub(super) const fn id(self) -> u64 {
-        (self.zone.id() << 16 | self.period.index() as u64) ^ (self.time as u64) << 37
+        let since = (self.since + 1) as u64;
+        (self.zone.id() << 16 | self.period.index() as u64) ^ fmix64(since) >> 1
+    }
+}
+
+impl Days {
+    fn number(self, at: i64) -> i64 {
+        let period = self.period_at(at);
+        period - self.skipped_periods().partition_point(|skipped| *skipped < period) as i64
+    }
+
+    fn start_of(self, number: i64) -> i64 {
+        let mut period = number;
+        for skipped in self.skipped_periods() {
+            period += i64::from(*skipped <= period);
+        }
+        self.period_start(period)
     }
 
     fn skipped_periods(self) -> &'static [i64] {
@@ -153,7 +190,7 @@ impl Calendar {
     /// Counted from 1970, skipped ones included.
     fn period_at(self, at: i64) -> i64 {
         let at = at.clamp(-MAX, MAX - 1);
-        let day = (self.zone.clock_at(at) - i64::from(self.time)).div_euclid(DAY).min(LAST_DAY);
+        let day = (self.zone.clock_at(at) - self.time).div_euclid(DAY).min(LAST_DAY);
         let mut period = self.period.number_at(day);
         // If the clock is set back over midnight, the day that has begun goes on. A skipped period
         // is never found, since it ends where it begins.
@@ -169,7 +206,7 @@ impl Calendar {
     fn period_start(self, period: i64) -> i64 {
         match self.period.first_day(period) {
             day if day > LAST_DAY => MAX,
-            day => self.zone.first_instant(day * DAY + i64::from(self.time)),
+            day => self.zone.first_instant(day * DAY + self.time),
         }
     }
 }
@@ -220,18 +257,16 @@ impl SavedWindows {
 }
 
 impl fmt::Display for Calendar {
-    /// Writes the text that identifies the counters: `month+15@America/New_York`, and of those that
-    /// begin at a time of day `month+15+50709000@America/New_York`.
+    /// Writes the text that identifies the counters: `month+15@America/New_York`, and from an instant
+    /// `month+1738332309000ms@America/New_York`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.period.name())?;
         match self.period {
+            _ if self.since >= 0 => write!(f, "+{}ms", self.since)?,
             Period::Day => {}
             Period::Week(first) => write!(f, "+{first}")?,
             Period::Month(first) => write!(f, "+{first}")?,
             Period::Year(month, day) => write!(f, "+{month:02}-{day:02}")?,
-        }
-        if self.time > 0 {
-            write!(f, "+{}", self.time)?;
         }
         write!(f, "@{}", self.zone.name())
     }
@@ -269,6 +304,11 @@ impl Period {
         Self::NAMES[self.kind()]
     }
 
+    /// The first day of weeks, months and years unless another one is chosen.
+    pub(super) const fn is_usual(self) -> bool {
+        matches!(self, Self::Day | Self::Week(Weekday::Monday) | Self::Month(1) | Self::Year(1, 1))
+    }
+
     pub(super) const fn validated(self) -> Result<Self, QuotaError> {
         let exists = match self {
             Self::Day | Self::Week(_) => true,
@@ -284,7 +324,7 @@ impl Period {
     }
 
     /// The same period from another day on.
-    const fn starting_on(self, day: i64) -> Self {
+    fn starting_on(self, day: i64) -> Self {
         let (year, month) = month_of(day);
         let of_month = (day - first_of_month(year, month) + 1) as u8;
         match self {

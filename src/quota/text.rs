@@ -5,8 +5,7 @@ use std::mem;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::calendar::{Period, Weekday};
-use super::zone::Zone;
+use super::calendar::{Calendar, Period, Weekday};
 use super::{Anchor, DAY_MS, MONDAY_MS, Plan, Quota, QuotaError, Quotas, WEEK_MS};
 
 /// Units, longest first, with the names that are parsed. A unit alone is printed by its first name,
@@ -159,7 +158,7 @@ impl<'a> Words<'a> {
             self.error(if is_limit { limited } else { first }, error)
         })?;
         if let Some(period) = period {
-            quota = quota.on_calendar(period, Zone::UTC);
+            quota = quota.on_calendar(Calendar::new(period));
         }
         self.with_options(quota)
     }
@@ -280,13 +279,13 @@ impl fmt::Display for Quota {
         Rate { limit: self.limit, window: self.window, period: self.period() }.fmt(f)?;
         let aligned = if self.window == WEEK_MS { MONDAY_MS } else { 0 };
         match self.anchor {
-            Anchor::Grid { offset } if offset == aligned => {}
-            Anchor::Grid { offset } => write!(f, " starting-at={offset}ms")?,
+            Anchor::Grid { offset, .. } if offset == aligned => {}
+            Anchor::Grid { offset, .. } => write!(f, " starting-at={offset}ms")?,
             Anchor::Staggered => f.write_str(" staggered")?,
             Anchor::FirstRequest => f.write_str(" from-first-request")?,
             Anchor::Calendar(calendar) => {
                 match calendar.period {
-                    _ if calendar.time > 0 => write!(f, " starting-at={}ms", self.since.0)?,
+                    _ if calendar.since >= 0 => write!(f, " starting-at={}ms", calendar.since)?,
                     Period::Day | Period::Week(Weekday::Monday) => {}
                     Period::Month(1) | Period::Year(1, 1) => {}
                     Period::Week(first) => write!(f, " from {first}")?,

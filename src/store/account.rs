@@ -67,7 +67,7 @@ impl<'a> Account<'a> {
     /// that decides on its server: see [`Windows`].
     pub fn windows_of(&self, quota: &Quota) -> Windows {
         match quota.anchor {
-            Anchor::Grid { offset } => Windows::Grid { start: offset },
+            Anchor::Grid { offset, .. } => Windows::Grid { start: offset },
             Anchor::Staggered => Windows::Grid { start: self.shift(quota) % quota.window },
             Anchor::FirstRequest => Windows::FromFirstRequest,
             Anchor::Calendar(calendar) => Windows::OnCalendar(calendar),

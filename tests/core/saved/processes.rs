@@ -13,6 +13,7 @@ use super::folder;
 use crate::answer;
 
 const NO_LIMIT: u64 = 1 << 50;
+const MIDNIGHT: u64 = 1_700_006_400_000;
 
 /// The child's task, and its file.
 const TASK: &str = "SAVED_CHILD";
@@ -97,12 +98,15 @@ fn zone(folder: &Path, hours: i32) {
     std::fs::write(folder.join("Test/Zone"), zone).expect("written");
 }
 
-/// Prints how many requests pass under a daily quota, and under one that keeps tokens.
+/// Prints how many requests pass under a daily quota, under one that keeps tokens, and under one from
+/// an instant, at which the zone's clock shows another time by another edition.
 fn count_on_a_day(file: &Path, now: u64) {
     let store = MemoryStore::with_max_keys(100).clock(ManualClock::at_ms(now));
     let store = store.saved_to(file, Duration::MAX).expect("opens");
     let day = Quota::per_day(5).in_zone("Test/Zone");
-    let passed = [("plain", day), ("keeps", day.rollover_up_to(10))].map(|(name, quota)| {
+    let since = Quota::per_day(5).starting_at(Duration::from_millis(MIDNIGHT)).in_zone("Test/Zone");
+    let quotas = [("plain", day), ("keeps", day.rollover_up_to(10)), ("since", since)];
+    let passed = quotas.map(|(name, quota)| {
         let limiter = Limit::new(quota).name(name).store(store.clone());
         (0..20).filter(|_| answer(limiter.check("alice")).allowed()).count()
     });
@@ -127,7 +131,6 @@ fn count_for_days(file: &Path, midnight: u64) {
 /// By the new edition the day ends some hours after the file's, and grants no second time then.
 #[test]
 fn a_window_behind_one_that_ended_early_grants_once() {
-    let midnight = 1_700_006_400_000;
     for hours in [-1, -5] {
         let folder = folder();
         let zones = folder.path().join("zones");
@@ -137,8 +140,8 @@ fn a_window_behind_one_that_ended_early_grants_once() {
             child.env("TZDIR", &zones);
             output(child).0
         };
-        assert!(told(0, "day", midnight - 3_600_000).contains("passed [5, 10]"));
-        let told = told(hours, "days", midnight);
+        assert!(told(0, "day", MIDNIGHT - 3_600_000).contains("passed [5, 10, 5]"));
+        let told = told(hours, "days", MIDNIGHT);
         assert!(told.contains("left [3, 3, 3, 8]"), "{hours}: {told}");
     }
 }
@@ -147,7 +150,6 @@ fn a_window_behind_one_that_ended_early_grants_once() {
 #[test]
 fn another_edition_of_the_zone_data_grants_nothing_again() {
     const HOUR: u64 = 3_600_000;
-    let midnight = 1_700_006_400_000;
     for hours in [-9, -1, 1, 9] {
         let folder = folder();
         let zones = folder.path().join("zones");
@@ -158,12 +160,12 @@ fn another_edition_of_the_zone_data_grants_nothing_again() {
             let told = output(child).0;
             told.lines().find(|line| line.starts_with("passed")).expect("it is told").to_owned()
         };
-        assert_eq!(passed(0, midnight - 12 * HOUR), "passed [5, 10]");
+        assert_eq!(passed(0, MIDNIGHT - 12 * HOUR), "passed [5, 10, 5]");
         // Some of these are in another day by the new edition, and in the same by the old one.
         for before in [11 * HOUR, 8 * HOUR, HOUR / 2, 1] {
-            assert_eq!(passed(hours, midnight - before), "passed [0, 0]", "{hours}: {before}");
+            assert_eq!(passed(hours, MIDNIGHT - before), "passed [0, 0, 0]", "{hours}: {before}");
         }
-        assert_eq!(passed(hours, midnight), "passed [5, 5]", "{hours}: the window has ended");
+        assert_eq!(passed(hours, MIDNIGHT), "passed [5, 5, 5]", "{hours}: the window has ended");
     }
 }
 
