@@ -1,7 +1,7 @@
 //! S30: a flood of keys can't buy tokens, and takes nothing from a key that is tracked.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use tower_fixed_window::{
@@ -314,6 +314,46 @@ fn a_reset_takes_a_key_out_of_a_shared_count_once_an_entry_is_free() {
         answer(flood.reset(key));
     }
     assert_eq!(store.live_entries(), entries, "a key that was never charged takes no entry");
+}
+
+/// S4, S7: keys that look for room find windows of a clock that was an hour ahead, and move them by
+/// whole windows: a key that is charged later still has one count in each of its windows.
+#[test]
+fn windows_that_other_keys_have_moved_stay_on_their_grid() {
+    let grids = [
+        Quota::per_minute(5),
+        Quota::per_minute(5).starting_at(Duration::from_secs(17)),
+        Quota::per_minute(5).staggered(),
+    ];
+    for quota in grids {
+        let (store, clock) = small(1);
+        let api = Limit::new(quota).name("api").store(store.clone());
+        clock.advance(Duration::from_secs(3_600));
+        assert!((0..3).all(|_| answer(api.check("a")).allowed()));
+        for i in 0..16_u64 {
+            let _ = answer(api.check(i));
+        }
+        let start = NOW_MS - 20_000;
+        clock.set_ms(start);
+        for i in 100..120_u64 {
+            let _ = answer(api.check(i));
+        }
+        let mut windows: BTreeMap<_, u64> = BTreeMap::new();
+        for second in 0..300 {
+            clock.set_ms(start + 1_000 * second);
+            for _ in 0..10 {
+                let decision = answer(api.check("a"));
+                let in_minute = decision.reset_after() <= Duration::from_secs(60);
+                if decision.allowed() && in_minute {
+                    *windows.entry(decision.reset_at()).or_default() += 1;
+                }
+            }
+        }
+        let ends: Vec<_> = windows.keys().copied().collect();
+        let apart = |ends: &[SystemTime]| ends[1].duration_since(ends[0]).expect("sorted");
+        assert!(ends.windows(2).all(|ends| apart(ends) >= Duration::from_secs(60)), "{windows:?}");
+        assert!(windows.values().all(|passed| *passed <= 5), "{windows:?}");
+    }
 }
 
 #[test]

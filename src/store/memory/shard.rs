@@ -130,7 +130,7 @@ impl Shard {
     /// don't wait that long.
     pub(super) fn step_back(&mut self, now: i64) {
         (self.latest, self.stepped_back_at) = (now, now);
-        self.overflow.entries_mut().for_each(|entry| _ = pull_back(entry, now, now));
+        self.overflow.entries_mut().for_each(|entry| _ = pull_back(entry, now, |_| now));
         self.overflow_until = self.overflow.last_end();
     }
 
@@ -262,12 +262,17 @@ impl Shard {
         }
     }
 
-    /// Lets windows of a clock that was ahead run from when it stepped back: they would keep their
+    /// Lets windows of a clock that was ahead begin soon after it stepped back: they would keep their
     /// entries for too long. Returns whether there were any.
     fn pull_back_around(&mut self, fingerprint: u64, now: i64) -> bool {
         let (at, mut any) = (self.stepped_back_at, false);
         if at > 0 {
-            self.table.change_around(fingerprint, |entry| any |= pull_back(entry, now, at));
+            // By whole windows, as the grid of an entry's quota isn't known here.
+            let to = |entry: &Entry<Count>| {
+                let Entry { until, payload: Count { start, .. }, .. } = *entry;
+                at + (start - at).rem_euclid(until - start)
+            };
+            self.table.change_around(fingerprint, |entry| any |= pull_back(entry, now, to));
         }
         any
     }
@@ -351,11 +356,12 @@ fn state(entry: Entry<Count>) -> State {
 
 /// Moves a window that begins a window or more ahead (S4), and returns whether it did. The count
 /// stays.
-fn pull_back(entry: &mut Entry<Count>, now: i64, to: i64) -> bool {
+fn pull_back(entry: &mut Entry<Count>, now: i64, to: impl Fn(&Entry<Count>) -> i64) -> bool {
     let lasts = entry.until.saturating_sub(entry.payload.start);
     let is_ahead = lasts > 0 && entry.payload.start.saturating_sub(now) >= lasts;
     if is_ahead {
-        (entry.payload.start, entry.until) = (to, to + lasts);
+        let to = to(entry);
+        (entry.payload.start, entry.until) = (to, to.saturating_add(lasts));
     }
     is_ahead
 }
