@@ -5,6 +5,7 @@
 //! sent.
 
 use std::borrow::Cow;
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,7 +115,15 @@ async fn send_and_resend(
             Err(error) => is_from_replica(error),
         };
         if connection.is_unsent() || by_replica && connection.is_replaceable() {
-            // A replica answers questions that write nothing: they are asked again, too.
+            if let Ok(answers) = answers {
+                // A replica answers questions that write nothing.
+                for (waiting, answer) in take(batch).into_iter().zip(answers) {
+                    match is_refused_by_replica(&answer) {
+                        true => batch.push(waiting),
+                        false => waiting.send_answer(answer.map_err(store_error)),
+                    }
+                }
+            }
             connection = next_connection(links, over, &key, patience).await?;
             continue;
         }
