@@ -103,8 +103,9 @@ enum Verdict {
 struct Details {
     /// All lines in their places of the charge, if there are several. A limit whose store failed, and
     /// that lets requests pass then, has no line.
-    lines: Option<[Option<DecidedLine>; MAX_LIMITS]>,
-    governing: u8,
+    lines: [Option<DecidedLine>; MAX_LIMITS],
+    /// Of several lines.
+    governing: Option<u8>,
     /// Of lines that have some, with their places. Beside the lines, so that nothing is dropped
     /// where a line is written.
     of_lines: Vec<(usize, LineDetails)>,
@@ -353,11 +354,10 @@ impl Decision {
 
     pub(crate) fn refusal(&self) -> Refusal {
         let Self { line, details } = self;
-        let lines = details.as_deref().and_then(|of| of.lines.as_ref());
-        let refusing = lines
-            .map_or(1, |lines| lines.iter().flatten().filter(|line| line.refusing > 0).count());
-        let is_only =
-            refusing == 1 && line.refusing.is_power_of_two() && self.left_and_cost().is_none();
+        let others = || self.lines().filter(|(_, of)| of.0.refusing > 0).count() > 1;
+        let is_only = line.refusing.is_power_of_two()
+            && self.left_and_cost().is_none()
+            && !(details.is_some() && others());
         Refusal {
             standing: *line.governor(),
             verdict: line.verdict,
@@ -402,7 +402,7 @@ impl Decision {
     }
 
     pub(crate) fn governing_place(&self) -> usize {
-        self.details.as_deref().map_or(0, |of| of.governing.into())
+        self.details.as_deref().and_then(|of| of.governing).unwrap_or(0).into()
     }
 
     #[inline(never)]
@@ -420,8 +420,8 @@ impl Decision {
 
     fn line_at(&self, place: usize) -> Option<LineRef<'_>> {
         let details = self.details.as_deref();
-        let line = match details.and_then(|of| of.lines.as_ref()) {
-            Some(lines) => lines.get(place)?.as_ref()?,
+        let line = match details.filter(|of| of.governing.is_some()) {
+            Some(of) => of.lines.get(place)?.as_ref()?,
             None => (place == 0).then_some(&self.line)?,
         };
         Some(LineRef(line, details.and_then(|of| of.at(place))))
@@ -457,7 +457,7 @@ impl Decision {
     fn each_line(&mut self, change: impl Fn(&mut DecidedLine)) {
         change(&mut self.line);
         let lines = self.details.iter_mut().flat_map(|of| &mut of.lines);
-        lines.flatten().flatten().for_each(change);
+        lines.flatten().for_each(change);
     }
 
     /// The decision has one line.

@@ -5,10 +5,11 @@
 //! these costs a look at one `bool`.
 
 use std::fmt;
+use std::ptr;
 use std::slice;
 use std::sync::Arc;
 
-use crate::decision::{Decision, MAX_LIMITS, RateLimited};
+use crate::decision::{Decision, MAX_LIMITS, RateLimited, Ruling};
 use crate::key::Key;
 use crate::quota::{Plan, Quotas};
 use crate::store::{
@@ -158,14 +159,19 @@ impl Limits {
     #[track_caller]
     pub fn of(&self, name: &str) -> &Limiter {
         // A closure would not show the caller's line.
-        let Some(limiter) = self.find(name) else {
+        let Some(limiter) = self.find(name, 0) else {
             panic!("there is no limit {name:?} in {self:?}")
         };
         limiter
     }
 
-    fn find(&self, name: &str) -> Option<&Limiter> {
-        self.iter().find(|limiter| limiter.name() == name)
+    /// Lines are mostly in the order of the limits, so that this one is `near` its line.
+    #[inline(always)]
+    fn find(&self, name: &str, near: usize) -> Option<&Limiter> {
+        match self.limits.get(near) {
+            Some(limiter) if limiter.name() == name => Some(limiter),
+            _ => self.iter().find(|limiter| limiter.name() == name),
+        }
     }
 
     /// Takes the cost of each line, or nothing: see the example of [`Line`].
@@ -173,7 +179,7 @@ impl Limits {
     /// # Errors
     /// If the store fails, or if the lines name no limit of these, one twice, or none at all.
     pub fn check<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
-        self.ask(lines.as_ref(), |asked| asked.check(|charge| charge))
+        self.ask(lines.as_ref(), |limiters, charge, _| check_here(|place| limiters[place], charge))
     }
 
     /// Returns what each line's key has used, and whether the costs would pass. Takes nothing.
@@ -181,7 +187,7 @@ impl Limits {
     /// # Errors
     /// The same as those of [`check`](Self::check).
     pub fn peek<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
-        self.ask(lines.as_ref(), |asked| asked.check(|charge| charge.peeking()))
+        self.ask(lines.as_ref(), |limiters, charge, _| check(limiters, charge.peeking()))
     }
 
     /// Takes the cost of each line and returns a receipt to correct the charge later, or the
@@ -190,7 +196,7 @@ impl Limits {
     /// # Errors
     /// The same as those of [`check`](Self::check).
     pub fn charge<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Result<Receipt, RateLimited>> {
-        self.ask(lines.as_ref(), |asked| asked.charge(|charge| charge))
+        self.ask(lines.as_ref(), charge_for_receipt)
     }
 
     /// Takes the cost of each line, even from later windows as far as the quotas allow:
@@ -203,7 +209,9 @@ impl Limits {
         &self,
         lines: impl AsRef<[Line<'a>]>,
     ) -> Reply<Result<Receipt, RateLimited>> {
-        self.ask(lines.as_ref(), |asked| asked.charge(|charge| charge.reserving()))
+        self.ask(lines.as_ref(), |limiters, charge, others| {
+            charge_for_receipt(limiters, charge.reserving(), others)
+        })
     }
 
     /// Refunds a [charge](Self::charge) of all its limits: to each quota until the window of the
@@ -245,39 +253,40 @@ impl Limits {
     fn ask<T>(
         &self,
         lines: &[Line<'_>],
-        ask: impl FnOnce(AskedLines<'_, '_>) -> Reply<T>,
+        ask: impl FnOnce(&[&Limiter], Charge<'_>, &[OtherQuotas]) -> Reply<T>,
     ) -> Reply<T> {
         if lines.is_empty() || lines.len() > MAX_LIMITS {
             return Reply::from(Err(StoreError::new("a charge has one to eight lines")));
         }
-        let (mut changed, mut named) = ([const { None }; MAX_LIMITS], 0_u32);
-        let mut found = lines.iter().zip(&mut changed).enumerate().map(|(i, (line, changed))| {
-            let of = self.place_of(line.name, i).filter(|place| named >> place & 1 == 0);
-            let Some(place) = of else { return Err(unknown_line(line.name)) };
-            named |= 1 << place;
-            self.limits[place].ask_for(&line.key, line.cost, line.quotas, changed)
-        });
-        let (limiter, line) = match found.next().expect("at least one line") {
-            Ok(first) => first,
-            Err(error) => return Reply::from(Err(error)),
-        };
-        // The first one fills the places that are not used.
-        let (mut limiters, mut asked) = ([limiter; MAX_LIMITS], [line; MAX_LIMITS]);
-        for (place, found) in (1..).zip(found) {
-            match found {
-                Ok(found) => (limiters[place], asked[place]) = found,
+        let mut limiters = [&self.limits[0]; MAX_LIMITS];
+        let mut is_usual = true;
+        for (place, line) in lines.iter().enumerate() {
+            let is_new =
+                |of: &&Limiter| !limiters[..place].iter().any(|other| ptr::eq(*other, *of));
+            let Some(limiter) = self.find(line.name, place).filter(is_new) else {
+                return Reply::from(Err(unknown_line(line.name)));
+            };
+            limiters[place] = limiter;
+            is_usual &= line.quotas.is_none() && limiter.is_unchanged();
+        }
+        let mut others = Vec::new();
+        if !is_usual {
+            let other = |(line, of): (&Line<'_>, &Limiter)| of.other_quotas(&line.key, line.quotas);
+            others = match lines.iter().zip(limiters).map(other).collect() {
+                Ok(others) => others,
                 Err(error) => return Reply::from(Err(error)),
-            }
+            };
         }
-        ask(AskedLines { limiters: &limiters[..lines.len()], lines: &asked[..lines.len()] })
-    }
-
-    /// Lines are mostly in the order of the limits.
-    fn place_of(&self, name: &str, near: usize) -> Option<usize> {
-        match self.limits.get(near) {
-            Some(limit) if limit.name() == name => Some(near),
-            _ => self.limits.iter().position(|limit| limit.name() == name),
-        }
+        let line = |place: usize| {
+            let (limiter, Line { key, cost, .. }) = (limiters[place], &lines[place]);
+            let quotas = others.get(place).map_or(&limiter.quotas, |(quotas, _)| quotas);
+            (Account::new(limiter.scope(), quotas, key), *cost)
+        };
+        // The first line fills the places that are not used.
+        let mut rest = [line(0); MAX_LIMITS - 1];
+        (1..lines.len()).for_each(|place| rest[place - 1] = line(place));
+        let charge = Charge::of_lines(line(0), &rest[..lines.len() - 1]);
+        ask(&limiters[..lines.len()], charge, &others)
     }
 }
 
@@ -504,74 +513,88 @@ impl Receipt {
     }
 }
 
-/// The lines of a charge; and of each its limiter, and whether quotas of the key or of the charge
-/// decide, not the limiter's.
-struct AskedLines<'s, 'a> {
-    limiters: &'s [(&'a Limiter, bool)],
-    lines: &'s [(Account<'a>, u64)],
+/// The quotas of a line that may not be those of its limiter, and whether a correction keeps them.
+type OtherQuotas = (Quotas, bool);
+
+/// Charges the lines of these limiters, and reports each.
+#[inline(never)]
+fn check(limiters: &[&Limiter], charge: Charge<'_>) -> Reply<Decision> {
+    check_here(|place| limiters[place], charge)
 }
 
-impl<'a> AskedLines<'_, 'a> {
-    #[inline(always)]
-    fn check(&self, configure: impl Fn(Charge<'_>) -> Charge<'_>) -> Reply<Decision> {
-        let charge = configure(Charge::of_lines(self.lines[0], &self.lines[1..]));
-        let limiter = self.limiters[0].0;
-        let mut reply = match limiter.shared_store().rule(charge) {
-            Ok(ruling) => {
-                let decided = Reply::now(ruling.into_decision(charge.account().label()));
-                if ruling.passed() && !limiter.is_watched() {
-                    observer::note_passed(limiter.scope(), charge.cost(), false);
-                    return decided;
-                }
-                decided
-            }
-            Err(reply) => reply,
-        };
-        if charge.is_peek() {
-            return reply;
+/// [`check`], compiled for its caller.
+#[inline(always)]
+fn check_here<'a>(
+    limiter: impl Fn(usize) -> &'a Limiter + Copy,
+    charge: Charge<'a>,
+) -> Reply<Decision> {
+    let memory = match limiter(0).shared_store() {
+        AnyStore::Memory(memory) if !limiter(0).is_watched() => memory,
+        _ => return check_elsewhere(limiter, charge),
+    };
+    let decided = |of: Ruling| Reply::now(of.into_decision(charge.account().label()));
+    let reply = match memory.rule(charge) {
+        Ok(ruling) if ruling.passed() => {
+            observer::note_passed(limiter(0).scope(), charge.cost(), false);
+            return decided(ruling);
         }
-        reply.note(|decision| {
-            let line = |place: usize| -> ChargedLine<'_> {
-                let (account, cost) = self.lines[place];
-                (self.limiters[place].0, account, cost)
-            };
-            observe(decision, self.lines.len(), line, false, None);
-        });
-        if reply.as_now().is_some() { reply } else { self.note_later(reply, charge) }
+        Ok(ruling) => decided(ruling),
+        Err(undecided) => memory.decide_other(charge, undecided),
+    };
+    if let Some(Ok(decision)) = reply.as_now() {
+        report(decision, limiter, charge);
     }
+    reply
+}
 
-    #[inline(never)]
-    fn note_later(&self, reply: Reply<Decision>, charge: Charge<'_>) -> Reply<Decision> {
-        let limiters: Vec<_> = self.limiters.iter().map(|of| of.0.clone()).collect();
-        let charge = charge.to_owned();
-        reply.map(move |decision| {
-            let charge = charge.as_charge();
-            let line = |place: usize| -> ChargedLine<'_> {
-                let (account, cost) = charge.line_at(place);
-                (&limiters[place], account, cost)
-            };
-            observe(&decision, charge.len(), line, false, None);
-            decision
-        })
+#[inline(never)]
+fn check_elsewhere<'a>(
+    limiter: impl Fn(usize) -> &'a Limiter + Copy,
+    charge: Charge<'a>,
+) -> Reply<Decision> {
+    let reply = limiter(0).shared_store().charge(charge);
+    if let Some(answer) = reply.as_now() {
+        if let Ok(decision) = answer {
+            report(decision, limiter, charge);
+        }
+        return reply;
     }
+    let limiters: Vec<_> = (0..charge.len()).map(|place| limiter(place).clone()).collect();
+    let charge = charge.to_owned();
+    reply.map(move |decision| {
+        report(&decision, |place| &limiters[place], charge.as_charge());
+        decision
+    })
+}
 
-    fn charge(
-        &self,
-        configure: impl Fn(Charge<'_>) -> Charge<'_>,
-    ) -> Reply<Result<Receipt, RateLimited>> {
-        let reply = self.check(configure);
-        let line = |(&(_, own), &(account, _)): (&(_, _), &(Account<'a>, _))| ReceiptLine {
-            account: account.to_owned(),
-            own,
+#[inline(always)]
+fn report<'a>(decision: &Decision, limiter: impl Fn(usize) -> &'a Limiter, charge: Charge<'a>) {
+    if !charge.is_peek() {
+        let line = |place: usize| -> ChargedLine<'a> {
+            let (account, cost) = charge.line_at(place);
+            (limiter(place), account, cost)
         };
-        let lines = self.limiters.iter().zip(self.lines).map(line).collect();
-        let store = self.limiters[0].0.shared_store().clone();
-        reply.map(move |decision| {
-            let decision = decision.passed()?;
-            let store = Some(store.id(decision.is_local()));
-            Ok(Receipt { lines, decision, store })
-        })
+        observe(decision, charge.len(), line, false, None);
     }
+}
+
+fn charge_for_receipt(
+    limiters: &[&Limiter],
+    charge: Charge<'_>,
+    others: &[OtherQuotas],
+) -> Reply<Result<Receipt, RateLimited>> {
+    let reply = check(limiters, charge);
+    let line = |(place, (account, _)): (usize, (Account<'_>, _))| {
+        let own = others.get(place).is_some_and(|(_, own)| *own);
+        ReceiptLine { account: account.to_owned(), own }
+    };
+    let lines = charge.lines().enumerate().map(line).collect();
+    let store = limiters[0].shared_store().clone();
+    reply.map(move |decision| {
+        let decision = decision.passed()?;
+        let store = Some(store.id(decision.is_local()));
+        Ok(Receipt { lines, decision, store })
+    })
 }
 
 /// The limiters of all limits, in their order: `for limiter in &limits`.

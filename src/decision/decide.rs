@@ -1,8 +1,6 @@
 //! Decides a charge: over all quotas of a key (S6), and over all limits (S37).
 
-use super::{
-    DecidedLine, Decision, Details, Label, LineDetails, MAX_INLINE, MAX_LIMITS, Usage, Verdict,
-};
+use super::{DecidedLine, Decision, Details, Label, LineDetails, MAX_INLINE, Usage, Verdict};
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
@@ -394,20 +392,28 @@ impl Merging {
         }
         let rank = Rank::of(&line);
         if self.governing.as_ref().is_none_or(|governing| rank.prevails_over(governing)) {
-            (self.governing, all.governing) = (Some(rank), place as u8);
+            (self.governing, all.governing) = (Some(rank), Some(place as u8));
         }
-        all.lines.get_or_insert([None; MAX_LIMITS])[place] = Some(line);
-        all.of_lines
-            .extend(details.into_iter().flat_map(|of| of.of_lines).map(|(_, of)| (place, of)));
+        all.lines[place] = Some(line);
+        if let Some(details) = details {
+            all.add(place, *details);
+        }
     }
 
     #[inline(always)]
     pub(crate) fn done(self) -> Decision {
         let Self { only, all, now, verdict, local, .. } = self;
         let Some(all) = all else { return only.expect("there is a line") };
-        let line = all.lines.as_ref().and_then(|lines| lines[usize::from(all.governing)]);
+        let line = all.governing.and_then(|place| all.lines[usize::from(place)]);
         let line = line.expect("there is a line");
         Decision { line: DecidedLine { now, verdict, local, ..line }, details: Some(all) }
+    }
+}
+
+impl Details {
+    #[cold]
+    fn add(&mut self, place: usize, line: Self) {
+        self.of_lines.extend(line.of_lines.into_iter().map(|(_, of)| (place, of)));
     }
 }
 

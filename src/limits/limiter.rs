@@ -1,7 +1,6 @@
 //! A limit that counts in a store, and is changed at run time.
 
 use std::fmt;
-use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::Arc;
@@ -9,7 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::live::{Changes, Live, UNKNOWN};
 use super::refused::Refused;
-use super::{AskedLines, Limit, Receipt, ReceiptLine, mistakes};
+use super::{
+    Limit, OtherQuotas, Receipt, ReceiptLine, charge_for_receipt, check, check_here, mistakes,
+};
 use crate::decision::{Decision, RateLimited, system_time};
 use crate::key::Key;
 use crate::observe::{Change, Event};
@@ -115,7 +116,7 @@ impl Limiter {
     pub fn with_quotas(&self, quotas: impl Into<Quotas>) -> Self {
         let quotas = quotas.into();
         let live = Arc::new(self.live.with_quotas(quotas));
-        Self { quotas, generation: 0, live, ..self.clone() }
+        Self { quotas, generation: UNKNOWN, live, ..self.clone() }
     }
 }
 
@@ -155,6 +156,7 @@ impl Limiter {
     }
 
     /// Takes `cost` tokens, all or none.
+    #[inline]
     pub fn check_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
         self.check_key(&key.into(), cost)
     }
@@ -162,7 +164,7 @@ impl Limiter {
     /// Compiled once, not for each type of keys.
     #[inline(never)]
     fn check_key(&self, key: &Key, cost: u64) -> Reply<Decision> {
-        self.ask(key, cost, |asked| asked.check(|charge| charge))
+        self.ask(key, cost, |_, charge, _| check_here(|_| self, charge))
     }
 
     /// Returns what a key has used of the limiter's own quotas, and whether a charge of one token
@@ -170,7 +172,7 @@ impl Limiter {
     /// [`Limits::peek`](crate::Limits::peek) takes costs. For keys under other quotas, use
     /// [`with_quotas`](Self::with_quotas).
     pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
-        self.ask(&key.into(), 1, |asked| asked.check(|charge| charge.peeking()))
+        self.ask(&key.into(), 1, |limiters, charge, _| check(limiters, charge.peeking()))
     }
 
     /// Takes `cost` tokens and returns a receipt to correct the charge later, or the refusal.
@@ -196,7 +198,7 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
-        self.ask(&key.into(), cost, |asked| asked.charge(|charge| charge))
+        self.ask(&key.into(), cost, charge_for_receipt)
     }
 
     /// Takes `cost` tokens, even from later windows as far as
@@ -230,7 +232,9 @@ impl Limiter {
     /// # Ok(()) }
     /// ```
     pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
-        self.ask(&key.into(), cost, |asked| asked.charge(|charge| charge.reserving()))
+        self.ask(&key.into(), cost, |limiters, charge, others| {
+            charge_for_receipt(limiters, charge.reserving(), others)
+        })
     }
 
     /// Refunds a [charge](Self::charge), to each quota whose window has not ended since; for the
@@ -356,39 +360,24 @@ impl Limiter {
         self.is_watched
     }
 
-    /// A charge may name its quotas. `changed` is room for those that were changed.
-    #[inline(always)]
-    pub(super) fn ask_for<'a>(
-        &'a self,
-        key: &'a Key,
-        cost: u64,
-        named: Option<&'a Quotas>,
-        changed: &'a mut Option<Quotas>,
-    ) -> Result<AskedLine<'a>, StoreError> {
-        let is_plan = named.is_some() || self.live.plan_of().is_some();
-        if is_plan {
-            self.end_changes();
-        }
-        let (quotas, own) = match named {
-            Some(named) => (named, true),
-            None if self.is_unchanged() => (&self.quotas, is_plan),
-            None => {
-                let (quotas, own) = self.changed_quotas(key)?;
-                (&*changed.insert(quotas), own || is_plan)
-            }
-        };
-        Ok(((self, own), (Account::new(&self.scope, quotas, key), cost)))
-    }
-
-    /// Returns the quotas of a key, and whether they are its own.
-    #[cold]
-    fn changed_quotas(&self, key: &Key) -> Result<(Quotas, bool), StoreError> {
+    /// Returns the quotas of a charge that names some, of a plan, or of a limit that was changed.
+    #[inline(never)]
+    pub(super) fn other_quotas(
+        &self,
+        key: &Key,
+        named: Option<&Quotas>,
+    ) -> Result<OtherQuotas, StoreError> {
         self.end_changes();
+        let is_plan = self.live.plan_of().is_some();
+        // Without the lock of the changes.
+        if let Some(quotas) = named.or((is_plan && self.live.is_of(0)).then_some(&self.quotas)) {
+            return Ok((*quotas, true));
+        }
         match self.live.quotas_for(key) {
-            (_, false) if self.generation == UNKNOWN => Err(StoreError::new(
+            (_, false) if self.live.limit().plan.is_some() => Err(StoreError::new(
                 "this limit's quotas differ between requests: write limiter.with_quotas(plan)",
             )),
-            (plan, own) => Ok((self.live.counted(plan), own)),
+            (plan, own) => Ok((self.live.counted(plan), own || is_plan)),
         }
     }
 
@@ -396,23 +385,27 @@ impl Limiter {
         &self.scope
     }
 
-    /// As several limits do, of which this is the only one.
     #[inline(always)]
     fn ask<T>(
         &self,
         key: &Key,
         cost: u64,
-        ask: impl FnOnce(AskedLines<'_, '_>) -> Reply<T>,
+        ask: impl FnOnce(&[&Self], Charge<'_>, &[OtherQuotas]) -> Reply<T>,
     ) -> Reply<T> {
-        match self.ask_for(key, cost, None, &mut None) {
-            Ok((limiter, line)) => ask(AskedLines { limiters: &[limiter], lines: &[line] }),
-            Err(error) => Reply::from(Err(error)),
-        }
+        let other;
+        let (quotas, others) = if self.is_unchanged() {
+            (&self.quotas, &[][..])
+        } else {
+            other = match self.other_quotas(key, None) {
+                Ok(other) => [other],
+                Err(error) => return Reply::from(Err(error)),
+            };
+            (&other[0].0, &other[..])
+        };
+        let charge = Charge::new(Account::new(&self.scope, quotas, key), cost);
+        ask(&[self], charge, others)
     }
 }
-
-/// Whose line it is and whether its quotas are its own, and the account with the cost.
-type AskedLine<'a> = ((&'a Limiter, bool), (Account<'a>, u64));
 
 impl Limiter {
     /// Returns the current quotas. `None` if they differ between requests
@@ -544,10 +537,14 @@ impl Limiter {
 
     /// Also those of the limit that this is a plan of.
     pub(crate) fn end_changes(&self) {
-        for live in iter::once(&self.live).chain(self.live.plan_of()) {
+        let end = |live: &Live| {
             if live.has_ended(|| self.now()) {
                 self.end_due_changes(live);
             }
+        };
+        end(&self.live);
+        if let Some(limit) = self.live.plan_of() {
+            end(limit);
         }
     }
 

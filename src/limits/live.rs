@@ -14,7 +14,8 @@ use crate::observe::Change;
 use crate::quota::{Plan, Quotas};
 
 const NEVER: i64 = i64::MAX;
-/// The generation of a handle whose quotas differ between requests.
+/// The generation of a handle whose quotas differ between requests, and of one of a plan, whose
+/// charges end changes of the limit.
 pub(super) const UNKNOWN: u64 = u64::MAX;
 /// A mark of a generation: some change ends by itself, so that each request checks the time.
 const ENDS: u64 = 1 << 61;

@@ -23,7 +23,7 @@ pub(super) fn charge_lines(store: &Arc<dyn Store>, charge: Charge<'_>) -> Reply<
         }
         return Reply::later(in_order(Arc::clone(store), charge.to_owned()));
     }
-    let mut reply = store.charge(charge);
+    let reply = store.charge(charge);
     let (store, charge) = match reply.as_now() {
         Some(Err(error)) if error.is_apart() => {
             return Reply::later(in_order(Arc::clone(store), charge.to_owned()));

@@ -72,17 +72,10 @@ impl<T> Reply<T> {
         let _ = Pin::new(&mut later).poll(&mut Context::from_waker(Waker::noop()));
     }
 
-    pub(crate) fn as_now(&mut self) -> Option<&mut Result<T, StoreError>> {
-        match &mut self.0 {
-            When::Now(answer) => answer.as_mut(),
+    pub(crate) fn as_now(&self) -> Option<&Result<T, StoreError>> {
+        match &self.0 {
+            When::Now(answer) => answer.as_ref(),
             When::Later(_) => None,
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn note(&self, note: impl FnOnce(&T)) {
-        if let When::Now(Some(Ok(value))) = &self.0 {
-            note(value);
         }
     }
 
