@@ -1,6 +1,6 @@
 //! Several limits, charged one after the other (S37).
 
-use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope};
 use tower_fixed_window::{Decision, Key, Store};
 
 /// The traces, and no others, whose answers differ if limits are charged in order (S37): a limit
@@ -10,11 +10,16 @@ pub(super) const EXCEPTED: [&str; 3] = ["G11", "T002", "T015"];
 
 /// A store that charges several limits one after the other, even if the inner store can charge all
 /// in one step.
-pub(super) struct InOrder<S>(pub(super) S);
+#[derive(Clone, Debug)]
+pub struct InOrder<S>(pub S);
 
 impl<S: Store> Store for InOrder<S> {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         self.0.charge(charge)
+    }
+
+    fn charges_together(&self) -> bool {
+        false
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
@@ -31,5 +36,9 @@ impl<S: Store> Store for InOrder<S> {
 
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
         self.0.fault_domain(scope, key)
+    }
+
+    fn remote(&self) -> Option<Remote> {
+        self.0.remote()
     }
 }

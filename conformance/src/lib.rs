@@ -23,7 +23,6 @@ use std::sync::Mutex;
 
 use tower_fixed_window::{ManualClock, Store, testing};
 
-use in_order::InOrder;
 use nodes::Nodes;
 use races::Race;
 
@@ -47,6 +46,7 @@ mod nodes;
 mod races;
 mod replay;
 
+pub use in_order::InOrder;
 pub use replay::{Failure, Report, replay};
 
 /// Something to wait for, handed to the runtime that a store needs.

@@ -6,11 +6,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
-use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope};
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limits, Line, MemoryStore,
     OnStoreFailure, Quota, Quotas, Receipt, StoreError,
 };
+use tower_fixed_window_conformance::InOrder;
 use tower_fixed_window_redis::RedisStore;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -202,34 +202,5 @@ impl Limiter for Several {
             };
             lines.iter().map(answer).collect()
         })
-    }
-}
-
-/// A store that can't charge several limits in one step.
-struct InOrder(RedisStore);
-
-impl tower_fixed_window::store::Store for InOrder {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        self.0.charge(charge)
-    }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        self.0.adjust(adjust)
-    }
-
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        self.0.reset(scope, key)
-    }
-
-    fn charges_together(&self) -> bool {
-        false
-    }
-
-    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
-        self.0.fault_domain(scope, key)
-    }
-
-    fn remote(&self) -> Option<Remote> {
-        self.0.remote()
     }
 }

@@ -5,14 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, UNIX_EPOCH};
 
 use allocation_counter::measure;
-use tower_fixed_window::store::{
-    Account, Adjust, Charge, OnStoreFailure, Remote, Reply, Scope, Store,
-};
+use tower_fixed_window::store::{Account, Charge, OnStoreFailure, Remote, Scope, Store};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
     StoreError,
 };
+use tower_fixed_window_conformance::InOrder;
 
 use crate::answer;
 use crate::database::Database;
@@ -442,26 +441,5 @@ fn a_refused_reservation_names_the_limits_that_refuse_it() {
                 assert!(decided[1].of("hour").is_some_and(|of| of.allowed()));
             }
         }
-    }
-}
-
-/// A store that charges one limit after the other.
-struct InOrder(MemoryStore);
-
-impl Store for InOrder {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        self.0.charge(charge)
-    }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        self.0.adjust(adjust)
-    }
-
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        self.0.reset(scope, key)
-    }
-
-    fn is_shared(&self) -> bool {
-        false
     }
 }

@@ -15,11 +15,12 @@ use http::{Request, Response};
 use tokio::runtime::{Builder, Handle, RngSeed};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
-use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::store::Reply;
 use tower_fixed_window::{
     Decision, EmptyBody, FixedWindow, FixedWindowLayer, Key, Limiter, Limits, OnStoreFailure,
     RateLimited, Receipt, StoreError,
 };
+use tower_fixed_window_conformance::InOrder;
 use tower_fixed_window_redis::RedisStore;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -586,35 +587,6 @@ impl Node {
             _ => limits.settle(receipts, costs).await,
         };
         Ok(None)
-    }
-}
-
-/// A store that can't charge several limits in one step.
-struct InOrder(RedisStore);
-
-impl Store for InOrder {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        self.0.charge(charge)
-    }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        self.0.adjust(adjust)
-    }
-
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        self.0.reset(scope, key)
-    }
-
-    fn charges_together(&self) -> bool {
-        false
-    }
-
-    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
-        self.0.fault_domain(scope, key)
-    }
-
-    fn remote(&self) -> Option<Remote> {
-        self.0.remote()
     }
 }
 
