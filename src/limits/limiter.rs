@@ -263,7 +263,9 @@ impl Limiter {
     ) -> Reply<()> {
         let corrected = catch_unwind(AssertUnwindSafe(|| {
             let plan = self.quotas().filter(|_| !own);
-            let current = plan.map(|plan| account.clone().updated(&self.live.counted(plan)));
+            // A limit that is lifted may come back: what was reserved stays so.
+            let quotas = plan.as_ref().and_then(Plan::quotas);
+            let current = quotas.map(|quotas| account.clone().updated(quotas));
             let account = current.as_ref().unwrap_or(account).as_account();
             match actual {
                 Some(actual) => self.settle_account(account, decision, actual),

@@ -488,6 +488,22 @@ fn plans_of_plans_end_the_changes_of_their_limit_and_keep_no_others_alive() {
     drop(plan);
 }
 
+/// A request that waits has tokens of the next window (S14).
+#[test]
+fn a_refund_frees_no_reserved_tokens_while_the_limit_is_lifted() {
+    let (store, clock) = store();
+    let quota = Quota::per_hour(5).reserve_up_to(5);
+    let api = quota.name("api").store(store);
+    let of_this_hour = block_on(api.charge("a", 5)).expect("memory").expect("it passes");
+    let of_the_next = block_on(api.reserve("a", 5)).expect("memory").expect("it is granted");
+    assert!(of_the_next.decision().ready_at().is_some());
+    api.set_quotas(Plan::UNLIMITED);
+    block_on(api.refund(of_this_hour)).expect("memory");
+    api.set_quotas(quota);
+    clock.advance(HOUR);
+    assert!(!block_on(api.check("a")).expect("memory").allowed());
+}
+
 /// In a layer, requests pass uncounted. Without requests, they are counted and pass.
 #[test]
 fn limits_are_lifted_and_set_again_at_run_time() {
