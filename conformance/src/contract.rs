@@ -23,6 +23,12 @@ pub(super) async fn check<S: Store>(new: impl Fn(ManualClock) -> S) {
     resets(subject().0).await;
     let (store, clock) = subject();
     refunds(store, clock).await;
+    let (store, clock) = subject();
+    // Counters of one process have one edition of the zone data.
+    #[cfg(feature = "time-zones")]
+    if store.is_shared() {
+        stored_ends(store, clock).await;
+    }
 }
 
 fn limiter<S: Store>(store: &Arc<S>, scope: &str, quotas: impl Into<Quotas>) -> Limiter {
@@ -110,6 +116,30 @@ async fn life<S: Store>(store: Arc<S>, clock: ManualClock) {
     }
     clock.advance(MINUTE);
     assert!(allowed(&limit, "one", 1).await, "a debt ends");
+}
+
+/// By an edition of the zone data that some nodes have, the zone's day begins an hour earlier (S35).
+#[cfg(feature = "time-zones")]
+async fn stored_ends<S: Store>(store: Arc<S>, clock: ManualClock) {
+    const NOON_MS: u64 = NOW_MS / 86_400_000 * 86_400_000 + 43_200_000;
+
+    let day = |zone| limiter(&store, "editions", Quota::per_day(1).in_zone(zone));
+    let from_noon = day("Etc/GMT+12");
+    let from_eleven = day("Etc/GMT+12=Etc/GMT+11");
+    clock.set_ms(NOON_MS - 90 * 60_000);
+    assert!(allowed(&from_noon, "late", 1).await && allowed(&from_eleven, "early", 1).await);
+    clock.set_ms(NOON_MS - 30 * 60_000);
+    for day in [&from_eleven, &from_noon] {
+        assert!(
+            !allowed(day, "late", 1).await,
+            "a calendar's window lasts to the end that is stored with it"
+        );
+    }
+    let passed = allowed(&from_noon, "early", 1).await;
+    assert!(passed, "a calendar's window lasts no longer than to the end that is stored with it");
+    clock.set_ms(NOON_MS);
+    assert!(allowed(&from_eleven, "late", 1).await, "and then the next one begins");
+    assert!(!allowed(&from_noon, "late", 1).await, "for all nodes");
 }
 
 async fn peeks<S: Store>(store: Arc<S>, clock: ManualClock) {

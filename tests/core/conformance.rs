@@ -79,6 +79,8 @@ enum Fault {
     ComparesOnlyTokens,
     SetsTheExpiryOnce,
     AnswersInTheWrongOrder,
+    /// As a table without a column for it.
+    DropsTheStoredEnd,
 }
 
 struct Faulty {
@@ -178,6 +180,7 @@ impl Faulty {
             }
             Fault::ForgetsWhatIsRefundedToNothing if state.used == 0 => return None,
             Fault::NeverForgets => state.until = i64::MAX / 4,
+            Fault::DropsTheStoredEnd => state.end = 0,
             Fault::SetsTheExpiryOnce if now as i64 >= lock(&self.written)[&id].1 => return None,
             _ => {}
         }
@@ -547,6 +550,7 @@ mod the_suite_refuses_a_store_that {
         compares_only_tokens: ComparesOnlyTokens,
         sets_the_expiry_once: SetsTheExpiryOnce,
         answers_in_the_wrong_order: AnswersInTheWrongOrder,
+        drops_the_stored_end: DropsTheStoredEnd,
     }
 }
 
