@@ -53,7 +53,7 @@ pub(crate) struct LimitedRequest {
     lines: FoundLines,
     /// If the response is to count from when it is handed on (S20).
     called_at: Option<Instant>,
-    /// Boxed, since few requests have it.
+    /// Boxed, since a request of one limit has none of it if the store answers at once.
     rare: Option<Box<Rare>>,
 }
 
@@ -119,17 +119,16 @@ impl LimitedRequest {
         if self.current.options.skips(parts) {
             return Next::Call;
         }
-        let mut lines = match find_line(&self.current.settings, parts, &mut self.first) {
-            Ok(lines) => lines,
+        match find_line(&self.current.settings, parts, &mut self.first) {
+            Ok(lines) => self.lines = lines,
             Err(reason) => return self.refused(reason),
-        };
-        for limit in 1..self.current.count() {
-            lines = match self.find_other(limit, parts, lines) {
-                Ok(lines) => lines,
-                Err(reason) => return self.refused(reason),
-            };
         }
-        self.begin(parts, lines, None)
+        for limit in 1..self.current.count() {
+            if let Err(reason) = self.find_other(limit, parts) {
+                return self.refused(reason);
+            }
+        }
+        self.begin(parts, None)
     }
 
     #[inline(always)]
@@ -152,9 +151,8 @@ impl LimitedRequest {
 
     /// The request may have waited in the queue since it `arrived`.
     #[inline(always)]
-    fn begin(&mut self, parts: &Parts, lines: FoundLines, arrived: Option<Instant>) -> Next {
-        self.lines = lines;
-        match lines {
+    fn begin(&mut self, parts: &Parts, arrived: Option<Instant>) -> Next {
+        match self.lines {
             FoundLines::None => Next::Call,
             FoundLines::Enforced if self.current.queue.is_some() && self.may_wait() => {
                 self.join_queue(parts, arrived)
@@ -169,45 +167,37 @@ impl LimitedRequest {
         let first = mem::take(&mut self.first);
         let before = iter::once(first).chain(others).map(|line| (line, false));
         let aside = aside.into_iter().map(|(line, _)| (line, true));
-        let mut lines = FoundLines::None;
+        self.lines = FoundLines::None;
         for (line, is_aside) in before.chain(aside) {
             if self.is_lifted(&line) {
                 continue;
             }
-            let is = match is_aside || self.settings_of(&line).limiter.live().is_shadow() {
-                true => FoundLines::Shadow,
-                false => FoundLines::Enforced,
-            };
-            lines = self.add(line, is, lines);
+            let is_shadow = is_aside || self.settings_of(&line).limiter.live().is_shadow();
+            self.add(line, if is_shadow { FoundLines::Shadow } else { FoundLines::Enforced });
         }
-        self.begin(parts, lines, Some(arrived))
+        self.begin(parts, Some(arrived))
     }
 
     #[inline(never)]
-    fn find_other(
-        &mut self,
-        limit: usize,
-        parts: &Parts,
-        lines: FoundLines,
-    ) -> Result<FoundLines, Reason> {
+    fn find_other(&mut self, limit: usize, parts: &Parts) -> Result<(), Reason> {
         let mut line = RequestLine { limit, ..RequestLine::default() };
         match find_line(self.current.settings_of(limit), parts, &mut line) {
-            Ok(FoundLines::None) => Ok(lines),
-            Ok(found) => Ok(self.add(line, found, lines)),
+            Ok(FoundLines::None) => {}
+            Ok(found) => self.add(line, found),
             Err(reason) => {
                 // The limit that refuses.
                 self.first = line;
-                Err(reason)
+                return Err(reason);
             }
         }
+        Ok(())
     }
 
-    fn add(&mut self, line: RequestLine, is: FoundLines, lines: FoundLines) -> FoundLines {
-        match (lines, is) {
+    fn add(&mut self, line: RequestLine, is: FoundLines) {
+        match (self.lines, is) {
             (FoundLines::None, _) => self.first = line,
             (_, FoundLines::Shadow) => {
-                self.rare().aside.push((line, AsideCharge::default()));
-                return lines;
+                return self.rare().aside.push((line, AsideCharge::default()));
             }
             (FoundLines::Shadow, _) => {
                 let shadow = mem::replace(&mut self.first, line);
@@ -215,32 +205,31 @@ impl LimitedRequest {
             }
             _ => self.rare().others.push(line),
         }
-        is
+        self.lines = is;
     }
 
     #[inline(always)]
     fn charge(&mut self, parts: &Parts) -> Next {
-        let answer = match self.rule() {
+        match self.rule() {
             Ok(ruling) if ruling.passed() => {
                 self.note(Decided::Charged(self.decision(ruling)));
-                return self.pass_charged(parts);
+                self.pass_charged(parts)
             }
             Ok(ruling) if !self.is_shadow() => {
-                return self.refused(Reason::RateLimited(self.decision(ruling)));
+                self.refused(Reason::RateLimited(self.decision(ruling)))
             }
-            Ok(ruling) => Ok(self.decision(ruling)),
+            Ok(ruling) => self.decide(parts, Ok(self.decision(ruling))),
             Err(reply) => match reply.into_now() {
-                Ok(answer) => answer,
+                Ok(answer) => self.decide(parts, answer),
                 Err(later) => {
                     // For a request that is dropped while the store decides (S14).
                     let refunds = self.current.options.refund_dropped;
                     let refund = refunds.then(|| self.refundable());
                     self.rare().asked = Some(PendingDecision::new(later, refund));
-                    return Next::Wait;
+                    Next::Wait
                 }
             },
-        };
-        self.decide(parts, answer)
+        }
     }
 
     #[inline(always)]
@@ -264,25 +253,22 @@ impl LimitedRequest {
     }
 
     pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
-        let decision = match answer {
-            Ok(decision) => decision,
-            // Without an answer there is no standing to report (S23).
-            Err(error) if error.denies() && !self.is_shadow() => {
-                return self.refused(Reason::StoreFailed);
+        match answer {
+            Ok(decision) if decision.allowed() => {
+                self.note(Decided::Charged(decision));
+                self.pass_charged(parts)
             }
-            Err(_) => return self.fail_open(parts),
-        };
-        if !decision.allowed() {
-            if self.is_shadow() {
+            Ok(decision) if self.is_shadow() => {
                 self.awaits_response = true;
                 self.charge_aside(parts);
                 self.report(parts, &decision);
-                return Next::Call;
+                Next::Call
             }
-            return self.refused(Reason::RateLimited(decision));
+            Ok(decision) => self.refused(Reason::RateLimited(decision)),
+            // Without an answer there is no standing to report (S23).
+            Err(error) if error.denies() && !self.is_shadow() => self.refused(Reason::StoreFailed),
+            Err(_) => self.fail_open(parts),
         }
-        self.note(Decided::Charged(decision));
-        self.pass_charged(parts)
     }
 
     #[inline(always)]
@@ -358,6 +344,7 @@ impl LimitedRequest {
     }
 
     /// At once, whatever becomes of the response: by the limit whose key is missing, or by all.
+    #[inline]
     pub(crate) fn note_refused(&self, parts: &Parts) {
         let Decided::Refused(reason) = &self.decided else { return };
         let (outcome, missing, lines) = match reason {
