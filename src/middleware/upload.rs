@@ -37,18 +37,13 @@ const MAX_FRAMES_OF_A_POLL: usize = 64;
 #[derive(Clone)]
 pub(crate) struct Drain(Arc<dyn Any + Send + Sync>);
 
-type Read<B> = fn(Pin<&mut B>, &mut Context<'_>) -> Poll<Option<u64>>;
-
-struct Reader<B> {
-    /// The least number of bytes left, or `None` at the end of the body.
-    left: fn(&B) -> Option<u64>,
-    /// A frame's length, or `None` at the end of the body. An error is longer than any bound.
-    read: Read<B>,
-}
+/// The rest of a body. If nothing is to be read, whether something is left.
+type RestOf<B> = fn(&Parts, B) -> Result<Rest<B>, bool>;
 
 pub(crate) struct Rest<B> {
     body: Pin<Box<B>>,
-    read: Read<B>,
+    /// A frame's length, or `None` at the end of the body. An error is longer than any bound.
+    read: fn(Pin<&mut B>, &mut Context<'_>) -> Poll<Option<u64>>,
     left: u64,
     since: Instant,
     time: Duration,
@@ -57,8 +52,34 @@ pub(crate) struct Rest<B> {
 
 impl Drain {
     pub(crate) fn body<B: Body + 'static>() -> Self {
-        Self(Arc::new(Reader::<B> {
-            left: |body| (!body.is_end_stream()).then(|| body.size_hint().lower()),
+        Self(Arc::new(Rest::new as RestOf<B>))
+    }
+
+    /// As [`RestOf`].
+    pub(crate) fn rest<B: 'static>(
+        drains: &[Self],
+        parts: &Parts,
+        body: B,
+    ) -> Result<Rest<B>, bool> {
+        match drains.iter().find_map(|drain| drain.0.downcast_ref::<RestOf<B>>()) {
+            Some(rest_of) => rest_of(parts, body),
+            None => Err(announces_body(parts)),
+        }
+    }
+}
+
+impl<B: Body> Rest<B> {
+    fn new(parts: &Parts, body: B) -> Result<Self, bool> {
+        if body.is_end_stream() {
+            return Err(false);
+        }
+        // A client that waits for `100-continue` has sent nothing. A longer upload would exceed the
+        // bound and be cut off anyway.
+        if body.size_hint().lower() > MAX_BYTES || parts.headers.contains_key(EXPECT) {
+            return Err(true);
+        }
+        Ok(Self {
+            body: Box::pin(body),
             read: |body, cx| {
                 let length = |frame: Result<http_body::Frame<B::Data>, _>| match frame {
                     Ok(frame) => frame.data_ref().map_or(0, |data| data.remaining() as u64),
@@ -66,26 +87,6 @@ impl Drain {
                 };
                 body.poll_frame(cx).map(|frame| frame.map(length))
             },
-        }))
-    }
-
-    /// If nothing is to be read, whether something is left.
-    pub(crate) fn rest<B: 'static>(
-        drains: &[Self],
-        parts: &Parts,
-        body: B,
-    ) -> Result<Rest<B>, bool> {
-        let reader = drains.iter().find_map(|drain| drain.0.downcast_ref::<Reader<B>>());
-        let Some(reader) = reader else { return Err(announces_body(parts)) };
-        let Some(left) = (reader.left)(&body) else { return Err(false) };
-        // A client that waits for `100-continue` has sent nothing. A longer upload would exceed the
-        // bound and be cut off anyway.
-        if left > MAX_BYTES || parts.headers.contains_key(EXPECT) {
-            return Err(true);
-        }
-        Ok(Rest {
-            body: Box::pin(body),
-            read: reader.read,
             left: MAX_BYTES,
             since: Instant::now(),
             time: if reads_early_answer(parts) { MAX_TIME_OF_A_CALL } else { MAX_TIME },
