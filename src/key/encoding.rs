@@ -1,7 +1,6 @@
 //! [`Key`] and its encoding.
 
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The key that requests are counted by: an opaque sequence of tagged, length-prefixed parts.
@@ -36,12 +35,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// ```
 ///
 /// `Debug` shows no content, so that a key does not appear in a log by accident.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key(Repr);
 
 /// Most keys are an address, a number, a hash, or a number and a route: these need no allocation
-/// and are cheap to move. Bytes that fit are inline, since a short key is hashed by its form.
-#[derive(Clone)]
+/// and are cheap to move. Bytes that fit are inline, so that equal keys are of one form.
+#[derive(Clone, PartialEq, Eq, Hash)]
 enum Repr {
     /// Unused bytes are 0.
     Inline {
@@ -97,15 +96,23 @@ impl Key {
     /// inside (`::ffff:192.0.2.1`, or behind NAT64 `64:ff9b::192.0.2.1`), that one counts.
     #[inline(always)]
     pub fn from_ip(address: IpAddr, prefix: u8) -> Self {
-        let mut key = Self::default();
-        key.push_ip(address, prefix);
-        key
+        match address {
+            IpAddr::V4(address) => Self::from_ipv4(address),
+            IpAddr::V6(_) => Self::from_ipv6(address, prefix),
+        }
     }
 
     #[inline(always)]
     fn of_part(tag: u8, part: &[u8]) -> Self {
         let mut key = Self::default();
         key.push(tag, part);
+        key
+    }
+
+    #[inline(never)]
+    fn from_ipv6(address: IpAddr, prefix: u8) -> Self {
+        let mut key = Self::default();
+        key.push_ip(address, prefix);
         key
     }
 
@@ -293,20 +300,6 @@ impl Default for Key {
     #[inline]
     fn default() -> Self {
         Self(Repr::Inline { len: 0, bytes: [0; INLINE] })
-    }
-}
-
-impl PartialEq for Key {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_bytes() == other.as_bytes()
-    }
-}
-
-impl Eq for Key {}
-
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_bytes().hash(state);
     }
 }
 
