@@ -98,7 +98,7 @@ fn as_json(decision: &Decision) -> Value {
         let (window, ends) = (quota.window().as_millis() as u64, ms(quota.reset_at()));
         json!({"limit": quota.limit(), "used": quota.used(), "window": window, "ends": ends})
     });
-    json!({"at": ms(decision.decided_at()), "quotas": quotas.collect::<Value>()})
+    json!({"at": ms(decision.reset_at() - decision.reset_after()), "quotas": quotas.collect::<Value>()})
 }
 
 fn ms(time: SystemTime) -> u64 {

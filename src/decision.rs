@@ -32,13 +32,13 @@ const MAX_INLINE: usize = 2;
 
 /// The answer to a charge: whether it passed, and what the key has used.
 ///
-/// The methods with a single value are about one of the charged quotas, which *governs* the
-/// decision: on a refusal the refusing quota with the latest retry, otherwise the one with the
-/// fewest tokens left. [`usage`](Self::usage) returns all of them.
+/// The methods with a single value are about one quota: of a refusal, the refusing quota with the
+/// latest retry; otherwise the quota with the fewest tokens left. [`usage`](Self::usage) has all
+/// quotas.
 ///
-/// One of several limits ([`Limits`](crate::Limits)) governs in the same way: on a refusal the
-/// refusing one with the latest retry, otherwise the one with the smallest part of its limit left.
-/// [`limits`](Self::limits) returns the decisions of all.
+/// If several limits were charged ([`Limits`](crate::Limits)), they are about one limit: of a
+/// refusal, the refusing limit with the latest retry; otherwise the one with the smallest part of
+/// its limit left. [`limits`](Self::limits) has the decisions of all.
 ///
 /// ```
 /// use std::time::Duration;
@@ -53,8 +53,8 @@ const MAX_INLINE: usize = 2;
 /// assert_eq!(decision.usage()[1].remaining(), 9);
 ///
 /// assert_eq!(decision.granted(), 1);
-/// assert!(!decision.is_local() && !decision.exceeds_capacity());
-/// assert_eq!(decision.reset_at(), decision.decided_at() + decision.reset_after());
+/// assert!(!decision.is_local());
+/// assert!(decision.reset_after() <= Duration::from_secs(86_400));
 /// // It was not refused, and does not have to wait.
 /// assert_eq!((decision.retry_after(), decision.retry_at()), (None, None));
 /// assert_eq!((decision.ready_after(), decision.ready_at()), (Duration::ZERO, None));
@@ -211,34 +211,33 @@ impl Decision {
         (0 < left && left < self.line.cost).then_some((left, self.line.cost))
     }
 
-    /// Returns the limit of the governing quota.
+    /// Returns the quota's limit.
     pub fn limit(&self) -> u64 {
         self.line.governor().limit()
     }
 
-    /// Returns the tokens used in the window of the governing quota.
+    /// Returns the tokens used in the quota's window.
     pub fn used(&self) -> u64 {
         self.line.governor().used()
     }
 
-    /// Returns the tokens left in the window of the governing quota.
+    /// Returns the tokens left in the quota's window.
     pub fn remaining(&self) -> u64 {
         self.line.governor().remaining()
     }
 
-    /// Returns when the window of the governing quota ends.
+    /// Returns when the quota's window ends.
     pub fn reset_at(&self) -> SystemTime {
         self.line.governor().reset_at()
     }
 
-    /// Returns how long the window of the governing quota still runs.
+    /// Returns how long the quota's window still runs.
     pub fn reset_after(&self) -> Duration {
         self.until(self.reset_at_ms())
     }
 
     /// Returns how long to wait until a refused charge fits, if no other request takes tokens.
-    /// `None` if it was not refused, or can never fit
-    /// ([`exceeds_capacity`](Self::exceeds_capacity)).
+    /// `None` if it was not refused, or can never fit: its cost exceeds what the quota can grant.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_at_ms().map(|at| self.until(at))
     }
@@ -246,11 +245,6 @@ impl Decision {
     /// Returns the start of the first window in which a refused charge would fit.
     pub fn retry_at(&self) -> Option<SystemTime> {
         self.retry_at_ms().map(system_time)
-    }
-
-    /// Returns whether the charge was refused for good: its cost exceeds what the quota can grant.
-    pub fn exceeds_capacity(&self) -> bool {
-        self.line.verdict == Verdict::RefusedForGood
     }
 
     /// Returns the start of the window that covers a reservation, if that is a later window.
@@ -261,11 +255,6 @@ impl Decision {
     /// Returns how long a reservation has to wait. Zero if the tokens were available.
     pub fn ready_after(&self) -> Duration {
         self.ready_at_ms().map_or(Duration::ZERO, |at| self.until(at))
-    }
-
-    /// Returns when this was decided, by the store's clock.
-    pub fn decided_at(&self) -> SystemTime {
-        system_time(self.line.now)
     }
 
     /// Returns the usage of each quota, in the order of the quotas.
@@ -283,8 +272,12 @@ impl Decision {
         (0..Quotas::MAX).filter(move |i| refusing >> i & 1 == 1)
     }
 
-    /// Returns the position of the governing quota in [`usage`](Self::usage).
-    pub fn governing(&self) -> usize {
+    pub(crate) fn is_refused_for_good(&self) -> bool {
+        self.line.verdict == Verdict::RefusedForGood
+    }
+
+    /// The position of the governing quota.
+    pub(crate) fn governing(&self) -> usize {
         self.line.governing.into()
     }
 
@@ -326,15 +319,15 @@ impl Decision {
         self.lines().map(|(_, of)| (of.0.name.text(), of.to_decision()))
     }
 
-    /// Returns the name of the limit that governs, as in the example of [`Limits`](crate::Limits).
-    /// It is empty if the limit has none.
-    pub fn governing_limit(&self) -> &str {
+    /// Returns the name of the limit that these numbers are of, as in the example of
+    /// [`Limits`](crate::Limits). It is empty if the limit has none.
+    pub fn name(&self) -> &str {
         self.line.name.text()
     }
 
     /// The name of a quota of the only limit, for clients, such as `login:5/minute`.
     pub(crate) fn policy(&self, i: usize) -> String {
-        match (self.governing_limit(), self.rate(i)) {
+        match (self.name(), self.rate(i)) {
             ("", rate) => rate.to_string(),
             (name, rate) => format!("{name}:{rate}"),
         }

@@ -64,7 +64,7 @@ pub use kept::KeptReceipt;
 ///
 /// // Ann has no such budget: nothing is taken from the organization, either.
 /// let refused = limits.charge(lines(4_998)).await?.unwrap_err();
-/// assert_eq!(refused.decision().governing_limit(), "cents");
+/// assert_eq!(refused.decision().name(), "cents");
 /// assert_eq!(limits.of("requests").peek("acme").await?.used(), 1);
 /// # Ok(()) }
 /// ```

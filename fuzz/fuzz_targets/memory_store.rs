@@ -137,9 +137,11 @@ fn compare(decision: &Decision, expected: &reference::Answer) {
     assert_eq!(of(|s| s.remaining().into()), expected.remaining);
     assert_eq!(of(|s| ms(s.reset_at())), expected.reset);
     assert_eq!(decision.refusing().collect::<Vec<_>>(), expected.refusing);
-    assert_eq!(decision.governing(), expected.governing);
+    let of = standings[expected.governing];
+    assert_eq!((decision.limit(), decision.used()), (of.limit(), of.used()));
+    assert_eq!((decision.remaining(), decision.reset_at()), (of.remaining(), of.reset_at()));
     assert_eq!(decision.retry_at().map(ms), expected.retry_at);
-    assert_eq!(decision.exceeds_capacity(), expected.for_good);
+    assert_eq!(!decision.allowed() && decision.retry_at().is_none(), expected.for_good);
     assert_eq!(decision.ready_at().map(ms), expected.ready_at);
 }
 

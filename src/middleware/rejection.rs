@@ -131,7 +131,7 @@ impl<'a> Rejection<'a> {
                     write!(text, "; {left} left for a cost of {cost}")
                         .expect("writing to a string");
                 }
-                if decision.exceeds_capacity() {
+                if decision.is_refused_for_good() {
                     let cost = "; the cost of this request exceeds the limit";
                     text.push_str(numbers.map_or(cost, |_| ", which exceeds the limit"));
                 }
@@ -596,7 +596,7 @@ impl<B: From<Bytes>> From<StoreError> for Response<B> {
 }
 
 fn answer<B: From<Bytes>>(reason: &Reason) -> Response<B> {
-    let name = reason.decision().map_or("", Decision::governing_limit);
+    let name = reason.decision().map_or("", Decision::name);
     let headers = PreparedHeaders::new(Headers::GitHub, name, 0);
     problem_response(&Rejection { reason, limited: None, name, headers: &headers })
 }

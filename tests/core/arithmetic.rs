@@ -340,7 +340,7 @@ proptest! {
                 }
                 return Ok(());
             }
-            prop_assert!(decision.exceeds_capacity());
+            prop_assert!(!decision.allowed());
         }
     }
 }

@@ -19,7 +19,7 @@ fn limiter(clock: &ManualClock, quotas: impl Into<Quotas>) -> Limiter {
 /// The time at which a charge that passed may start.
 fn start(receipt: &Receipt) -> i128 {
     let decision = receipt.decision();
-    ms(decision.ready_at().unwrap_or(decision.decided_at()))
+    ms(decision.ready_at().unwrap_or(decision.reset_at() - decision.reset_after()))
 }
 
 #[test]

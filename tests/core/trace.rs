@@ -492,6 +492,13 @@ pub(crate) fn ms(at: SystemTime) -> i128 {
     }
 }
 
+/// The position of the quota that the numbers of a decision are of.
+fn governing(decision: &Decision) -> usize {
+    let text = format!("{decision:?}");
+    let (_, from) = text.split_once("governing: ").expect("the text says it");
+    from.split(',').next().and_then(|place| place.parse().ok()).expect("a number")
+}
+
 pub(crate) fn answer_of(decision: &Decision) -> Answer {
     let standings = decision.usage();
     let all = |f: fn(&tower_fixed_window::Usage) -> i128| standings.iter().map(f).collect();
@@ -503,9 +510,9 @@ pub(crate) fn answer_of(decision: &Decision) -> Answer {
         remaining: all(|s| s.remaining().into()),
         reset: all(|s| ms(s.reset_at())),
         refusing: decision.refusing().collect(),
-        governing: decision.governing(),
+        governing: governing(decision),
         retry_at: decision.retry_at().map(ms),
-        for_good: decision.exceeds_capacity(),
+        for_good: !decision.allowed() && decision.retry_at().is_none(),
         ready_at: decision.ready_at().map(ms),
     }
 }

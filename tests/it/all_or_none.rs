@@ -192,7 +192,7 @@ fn a_decision_knows_its_limits_whether_one_or_more() {
             let names: Vec<_> = decision.limits().map(|(name, _)| name).collect();
             assert_eq!(names, NAMES[..count]);
             assert!(NAMES.iter().all(|name| decision.of(name).is_some() == names.contains(name)));
-            assert_eq!(decision.governing_limit(), "one");
+            assert_eq!(decision.name(), "one");
             for (name, of) in decision.limits() {
                 assert_eq!(Some(&of), decision.of(name).as_ref());
                 assert_eq!((of.allowed(), of.limit()), (per_minute > 0, per_minute));
@@ -272,7 +272,7 @@ async fn a_refusal_returns_what_was_taken_before_it_answers() {
     }
     let refused = limits.check(lines(1)).await.unwrap();
     assert_eq!(counted(&store).await, [2; 3]);
-    assert_eq!((refused.allowed(), refused.governing_limit()), (false, "cents"));
+    assert_eq!((refused.allowed(), refused.name()), (false, "cents"));
     let requests = refused.of("requests").unwrap();
     assert_eq!((requests.allowed(), requests.granted(), requests.used()), (true, 0, 2));
 }
@@ -284,10 +284,10 @@ async fn a_refusal_is_until_the_last_limit_that_refuses_has_room() {
     assert!(limits.check([Line::new("cents", "ann", 2)]).await.unwrap().allowed());
     // The tokens refuse first, for an hour; the limit behind them for a day.
     let refused = limits.check(lines(6)).await.unwrap();
-    assert_eq!(refused.governing_limit(), "tokens", "they can never pass");
+    assert_eq!(refused.name(), "tokens", "they can never pass");
     assert!(limits.check([Line::new("tokens", "acme", 5)]).await.unwrap().allowed());
     let refused = limits.check(lines(1)).await.unwrap();
-    assert_eq!(refused.governing_limit(), "cents");
+    assert_eq!(refused.name(), "cents");
     assert_eq!(refused.retry_at(), refused.of("cents").unwrap().retry_at());
     assert!(refused.retry_at() > refused.of("tokens").unwrap().retry_at());
     assert_eq!(counted(&store).await, [0, 5, 2]);
@@ -340,7 +340,7 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
     let limits = limits.store(FarStore::new(|| 100).deadline(deadline));
     let lines = [Line::new("cents", "ann", 1), Line::new("requests", "acme", 1)];
     let decision = limits.check(lines).await.unwrap();
-    assert_eq!(decision.governing_limit(), "cents");
+    assert_eq!(decision.name(), "cents");
     assert!(decision.is_local() && !decision.of("cents").unwrap().is_local());
 }
 
@@ -373,7 +373,7 @@ async fn a_reservation_that_would_be_due_too_late_is_returned() {
     let late = limits.reserve(&both).await.unwrap().unwrap_err();
     let expected = memory.reserve(&both).await.unwrap().unwrap_err();
     assert_eq!(late.decision().retry_at(), expected.decision().retry_at());
-    assert_eq!(late.decision().governing_limit(), "slow");
+    assert_eq!(late.decision().name(), "slow");
     for name in ["fast", "slow"] {
         let standing = memory.of(name).peek("k").await.unwrap();
         assert_eq!(standing.used(), 1, "{name}");

@@ -79,7 +79,7 @@ async fn a_refused_group_takes_nothing_and_is_remembered() {
     let calls = scripts(&server);
     for _ in 0..1_000 {
         let refused = limits.check(lines("ann", 3)).await.expect("it answers");
-        assert_eq!(refused.governing_limit(), "cents");
+        assert_eq!(refused.name(), "cents");
         assert!(refused.of("tokens").is_none(), "nothing is known of it");
         assert!(refused.retry_at().is_some() && !refused.is_local());
     }
@@ -247,7 +247,7 @@ async fn limits_of_equal_quotas_are_charged_together() {
     let lines = ["one", "other"].map(|name| Line::new(name, "ann", 2));
     assert!(limits.of("other").check_cost("ann", 2).await.expect("it answers").allowed());
     let decision = limits.check(&lines).await.expect("it answers");
-    assert_eq!(decision.governing_limit(), "other");
+    assert_eq!(decision.name(), "other");
     assert!(!decision.allowed());
     assert_eq!(limits.of("one").peek("ann").await.expect("it answers").used(), 0);
 }
@@ -264,7 +264,7 @@ async fn limits_on_a_cluster_are_charged_in_order() {
         let limits = gateway(store);
         assert!(limits.check(lines("ann", 50)).await.expect("it answers").allowed());
         let refused = limits.check(lines("ann", 1)).await.expect("it answers");
-        assert_eq!(refused.governing_limit(), "cents", "{name}");
+        assert_eq!(refused.name(), "cents", "{name}");
         assert_eq!(used(&limits, "ann").await, [1, 600, 50], "{name}: it was given back");
         let calls = || nodes.iter().map(scripts).sum::<u64>();
         let before = calls();
