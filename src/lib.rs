@@ -33,7 +33,7 @@ pub use key::{Key, KeyExtractor, MissingKey};
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use limits::KeptReceipt;
 pub use limits::{
-    IntoLimit, Limit, Limiter, Limits, Line, NearLimit, Receipt, Refused, RefusedKey, RefusedRoute,
+    Limit, Limiter, Limits, Line, NearLimit, Receipt, Refused, RefusedKey, RefusedRoute,
 };
 pub use middleware::{
     CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers, ProblemJson,

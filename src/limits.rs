@@ -26,7 +26,7 @@ mod observer;
 mod refused;
 
 pub(crate) use limit::PlanFn;
-pub use limit::{IntoLimit, Limit, NearLimit};
+pub use limit::{Limit, NearLimit};
 pub use limiter::Limiter;
 pub(crate) use observer::{ChargedLine, observe};
 pub use refused::{Refused, RefusedKey, RefusedRoute};

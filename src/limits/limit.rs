@@ -12,7 +12,7 @@ use crate::decision::{Decision, Usage};
 use crate::key::{Key, KeyExtractor, PeerIp, key_fn, peer_ip};
 use crate::observe::Event;
 use crate::quota::{Plan, Quota, Quotas};
-use crate::store::{Scope, Store};
+use crate::store::Scope;
 
 pub(crate) type PlanFn = Arc<dyn Fn(&Parts, &Key) -> Option<Plan> + Send + Sync>;
 pub(crate) type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
@@ -21,7 +21,7 @@ pub(crate) type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 /// [`FixedWindowLayer`](crate::FixedWindowLayer), a [`Limiter`](crate::Limiter) and
 /// [`Limits`](crate::Limits) are made of limits.
 ///
-/// A [`Quota`] becomes a limit by its first setter:
+/// A [`Quota`] becomes a limit by `name`, `key` or `key_fn`, or by [`Limit::new`]:
 ///
 /// ```
 /// use tower_fixed_window::key::client_ip;
@@ -53,8 +53,16 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Creates a limit without a name, by the address of the peer, as in the example of
-    /// [`key`](Self::key).
+    /// Creates a limit without a name, by the address of the peer. It makes a quota a limit where
+    /// the first option is not `name`, `key` or `key_fn`, which quotas have, too:
+    ///
+    /// ```
+    /// use tower_fixed_window::{FixedWindowLayer, Limit, MemoryStore, Quota};
+    ///
+    /// let watched = FixedWindowLayer::new(Limit::new(Quota::per_minute(60)).shadow());
+    /// let jobs = Limit::new(Quota::per_hour(9).and(Quota::per_day(99))).store(MemoryStore::new());
+    /// # let _ = (watched, jobs);
+    /// ```
     pub fn new(quotas: impl Into<Quotas>) -> Self {
         Self {
             scope: Scope::unnamed(),
@@ -406,55 +414,3 @@ pub struct NearLimit<'a> {
 }
 
 pub(crate) type WarnFn = Arc<dyn Fn(&NearLimit<'_>) + Send + Sync>;
-
-/// The options of a [`Limit`] on a [`Quota`](crate::Quota) and on [`Quotas`](crate::Quotas), which
-/// have `name`, `key` and `key_fn` themselves.
-///
-/// ```
-/// use tower_fixed_window::{FixedWindowLayer, IntoLimit, MemoryStore, Quota};
-///
-/// let watched = FixedWindowLayer::new(Quota::per_minute(60).shadow());
-/// let jobs = Quota::per_hour(9).and(Quota::per_day(99)).store(MemoryStore::new());
-/// # let _ = (watched, jobs);
-/// ```
-pub trait IntoLimit: Into<Limit> {
-    /// Makes a limit of this cost: [`Limit::cost_fn`].
-    fn cost_fn<F>(self, cost: F) -> Limit
-    where
-        F: Fn(&Parts) -> u64 + Send + Sync + 'static,
-    {
-        self.into().cost_fn(cost)
-    }
-
-    /// Makes a limit with true costs: [`Limit::settled`].
-    fn settled(self) -> Limit {
-        self.into().settled()
-    }
-
-    /// Makes a limit that refuses nothing: [`Limit::shadow`].
-    fn shadow(self) -> Limit {
-        self.into().shadow()
-    }
-
-    /// Makes a limit that warns: [`Limit::warn_at`].
-    #[track_caller]
-    fn warn_at<F>(self, percent: u8, warn: F) -> Limit
-    where
-        F: Fn(&NearLimit<'_>) + Send + Sync + 'static,
-    {
-        self.into().warn_at(percent, warn)
-    }
-
-    /// Makes a limit that counts which keys and routes it refuses: [`Limit::track_refused`].
-    fn track_refused(self, keys: usize) -> Limit {
-        self.into().track_refused(keys)
-    }
-
-    /// Makes a limit that counts in this store: [`Limit::store`].
-    #[track_caller]
-    fn store(self, store: impl Store) -> Limiter {
-        self.into().store(store)
-    }
-}
-
-impl<T: Into<Limit>> IntoLimit for T {}

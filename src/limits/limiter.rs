@@ -567,9 +567,9 @@ fn ms(at: SystemTime) -> i64 {
 }
 
 impl Limit {
-    /// Counts in this store, as in the example of [`IntoLimit`](crate::IntoLimit); limits can share
-    /// a clone of it. A handle such as [`RedisStore::on_failure`] says what happens while it fails:
-    /// by default, this process enforces the same quotas in its memory.
+    /// Makes a limiter that counts in this store, as in the example of [`Limit::new`]; limits can
+    /// share a clone of the store. A handle such as [`RedisStore::on_failure`] says what happens
+    /// while it fails: by default, this process enforces the same quotas in its memory.
     ///
     /// # Panics
     /// If the store is shared ([`Store::is_shared`]) and the limit has no name.
