@@ -39,5 +39,5 @@ pub use middleware::{
     CostMeter, EmptyBody, FixedWindow, FixedWindowLayer, GitHubBody, Grpc, Headers, ProblemJson,
     RateLimitEndpoint, Reason, Reject, Rejection, ResponseFuture, TrueCost,
 };
-pub use quota::{ParseQuotaError, Plan, Quota, QuotaError, Quotas, Weekday};
+pub use quota::{ParseQuotaError, Plan, Quota, Quotas, Weekday};
 pub use store::{MemoryStore, OnStoreFailure, Store, StoreError};

@@ -78,8 +78,9 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// A limit is at most 2^53 - 1 ([`MAX_TOKENS`](Self::MAX_TOKENS)). A limit of 0 refuses every
 /// request; for "unlimited", skip the request instead. A window is a whole number of milliseconds
 /// from 1 ms to ten years ([`MAX_WINDOW`](Self::MAX_WINDOW)). Other values panic where they are
-/// written, which in a `const` is a compile error. For numbers from a database or a file, use
-/// [`try_new`](Self::try_new).
+/// written, which in a `const` is a compile error. Parse what comes from a database or a file, which
+/// returns an error: `format!("{limit}/{seconds}s").parse::<Quota>()`, in [this
+/// form](Self::from_str).
 #[derive(Clone, Copy)]
 pub struct Quota {
     pub(crate) limit: u64,
@@ -208,19 +209,7 @@ impl Quota {
         expect_quota(Self::try_new(limit, window))
     }
 
-    /// The same as [`new`](Self::new), for numbers from a database or a file.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_fixed_window::Quota;
-    ///
-    /// let error = Quota::try_new(10, Duration::ZERO).unwrap_err();
-    /// assert_eq!(error.to_string(), "a quota's window is at least 1 ms: write Duration::from_secs(60) for a minute");
-    /// ```
-    ///
-    /// # Errors
-    /// [`QuotaError`] if the limit or the window is out of [bounds](Quota#bounds).
-    pub const fn try_new(limit: u64, window: Duration) -> Result<Self, QuotaError> {
+    const fn try_new(limit: u64, window: Duration) -> Result<Self, QuotaError> {
         if limit > Self::MAX_TOKENS {
             return Err(QuotaError::LimitTooLarge);
         }
@@ -320,27 +309,14 @@ impl Quota {
     ///
     /// # Panics
     /// If there is no such time zone, or the windows can't follow a calendar.
-    /// [`try_in_zone`](Self::try_in_zone) returns that as an error.
     #[cfg(feature = "time-zones")]
     #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
     #[track_caller]
     pub fn in_zone(self, name: &str) -> Self {
-        match self.try_in_zone(name) {
+        match self.in_named_zone(name) {
             Ok(quota) => quota,
             Err(error) => panic!("{name:?}: {error}"),
         }
-    }
-
-    /// The same as [`in_zone`](Self::in_zone), for time zones from a database or a file.
-    ///
-    /// # Errors
-    /// [`QuotaError::UnknownTimeZone`], [`QuotaError::NoTimeZoneDatabase`], or for windows other
-    /// than a day, a week, a month and a year [`QuotaError::NotACalendar`] or
-    /// [`QuotaError::CalendarAnchor`].
-    #[cfg(feature = "time-zones")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
-    pub fn try_in_zone(self, name: &str) -> Result<Self, QuotaError> {
-        self.in_named_zone(name)
     }
 
     fn in_named_zone(self, name: &str) -> Result<Self, QuotaError> {
@@ -363,19 +339,10 @@ impl Quota {
     ///
     /// # Panics
     /// If there is no such day, or the quota is not one of [`per_month`](Self::per_month), or begins
-    /// at an [instant](Self::starting_at). [`try_from_day`](Self::try_from_day) returns an error instead.
+    /// at an [instant](Self::starting_at).
     #[track_caller]
     pub const fn from_day(self, first: u8) -> Self {
-        expect_quota(self.try_from_day(first))
-    }
-
-    /// The same as [`from_day`](Self::from_day), for billing days from a database.
-    ///
-    /// # Errors
-    /// [`QuotaError::FirstDay`], or after [`starting_at`](Self::starting_at)
-    /// [`QuotaError::CalendarAnchor`].
-    pub const fn try_from_day(self, first: u8) -> Result<Self, QuotaError> {
-        self.starting_on(Period::Month(first))
+        expect_quota(self.starting_on(Period::Month(first)))
     }
 
     /// Lets years begin on this month and day. From 29 February, they begin on 28 February in other
@@ -627,37 +594,22 @@ impl fmt::Debug for Quota {
     }
 }
 
-/// Why a quota, or a set of them, can't be built. The message says what to write instead:
-/// see [`Quota::try_new`](crate::Quota::try_new).
+/// Why a quota, or a set of them, can't be built. The message says what to write instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum QuotaError {
-    /// The limit is above [`MAX_TOKENS`](crate::Quota::MAX_TOKENS).
+#[expect(dead_code, reason = "with and without time zones, some are never made")]
+pub(crate) enum QuotaError {
     LimitTooLarge,
-    /// The window is zero.
     WindowZero,
-    /// The window is above [`MAX_WINDOW`](crate::Quota::MAX_WINDOW).
     WindowTooLong,
-    /// The window has a part of a millisecond.
     WindowNotWholeMillis,
-    /// The capacity is below the limit, or above [`MAX_TOKENS`](crate::Quota::MAX_TOKENS) with
-    /// what may be reserved.
     Capacity,
-    /// Two quotas of one set have the same window and anchor.
     EqualWindows,
-    /// More than four quotas in one set.
     TooMany,
-    /// A time zone or a first day for a window that is no day, week, month or year.
     NotACalendar,
-    /// A calendar together with another anchor.
     CalendarAnchor,
-    /// The first day is not one that windows of this length have.
     FirstDay,
-    /// The time zone is not in the time zone database.
     UnknownTimeZone,
-    /// There is no time zone database.
     NoTimeZoneDatabase,
-    /// The crate was built without the feature `time-zones`.
     NoTimeZones,
 }
 
@@ -710,5 +662,3 @@ impl fmt::Display for QuotaError {
         f.write_str(self.message())
     }
 }
-
-impl std::error::Error for QuotaError {}

@@ -95,7 +95,7 @@ fn set(specs: &[Spec]) -> Option<(Vec<Spec>, Quotas)> {
     let (first, rest) = specs.split_first()?;
     let (mut kept, mut set) = (vec![*first], Quotas::from(first.quota()));
     for spec in rest.iter().take(3) {
-        if let Ok(more) = set.try_and(spec.quota()) {
+        if let Ok(more) = format!("{set}, {}", spec.quota()).parse() {
             set = more;
             kept.push(*spec);
         }

@@ -52,7 +52,7 @@ impl Quotas {
         Self { quotas: [quota; Self::MAX], periods: Periods(0).and(0, &quota), len: 1 }
     }
 
-    /// Adds a quota.
+    /// Adds a quota. For quotas from a database or a file, parse a text with commas.
     ///
     /// # Panics
     /// If the set already holds four quotas, or one with the same window and anchor.
@@ -65,11 +65,7 @@ impl Quotas {
         }
     }
 
-    /// The same as [`and`](Self::and), for quotas from a database or a file.
-    ///
-    /// # Errors
-    /// [`QuotaError::TooMany`] or [`QuotaError::EqualWindows`].
-    pub const fn try_and(mut self, quota: Quota) -> Result<Self, QuotaError> {
+    pub(super) const fn try_and(mut self, quota: Quota) -> Result<Self, QuotaError> {
         let len = self.len as usize;
         if len == Self::MAX {
             return Err(QuotaError::TooMany);

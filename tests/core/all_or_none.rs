@@ -143,10 +143,7 @@ fn a_reservation_waits_for_the_last_of_its_limits() {
     // it (S13).
     let late = answer(limits.reserve(&lines)).expect_err("too late");
     let at = |ms| Some(UNIX_EPOCH + Duration::from_millis(NOW_MS + ms));
-    assert_eq!(
-        (late.decision().name(), late.decision().retry_at()),
-        ("slow", at(60_000))
-    );
+    assert_eq!((late.decision().name(), late.decision().retry_at()), ("slow", at(60_000)));
     assert_eq!(answer(limits.of("long").peek("k")).used(), 1, "nothing is taken");
 
     let without_slow = [lines[0].clone(), lines[2].clone()];

@@ -214,7 +214,7 @@ pub(crate) fn quota(spec: &Spec) -> Quota {
 pub(crate) fn set(specs: &[Spec]) -> Option<Quotas> {
     let mut quotas = specs.iter().map(quota);
     let first = Quotas::from(quotas.next()?);
-    quotas.try_fold(first, |set, quota| set.try_and(quota).ok())
+    quotas.try_fold(first, |set, quota| format!("{set}, {quota}").parse().ok())
 }
 
 pub(crate) fn terms(spec: &Spec) -> Terms {

@@ -59,7 +59,9 @@ fn quota() -> impl Strategy<Value = Quota> {
 fn quotas() -> impl Strategy<Value = Quotas> {
     vec(quota(), 1..=4).prop_map(|all| {
         let first = Quotas::from(all[0]);
-        all[1..].iter().fold(first, |quotas, &quota| quotas.try_and(quota).unwrap_or(quotas))
+        all[1..]
+            .iter()
+            .fold(first, |quotas, quota| format!("{quotas}, {quota}").parse().unwrap_or(quotas))
     })
 }
 

@@ -60,7 +60,7 @@ pub(crate) fn some_quotas<W>(
     let first = Quotas::from(quota(rng, &windows[0]));
     windows[1..].iter().fold(first, |quotas, window| {
         let next = quota(rng, window);
-        quotas.try_and(next).unwrap_or(quotas)
+        format!("{quotas}, {next}").parse().unwrap_or(quotas)
     })
 }
 

@@ -72,7 +72,6 @@ pub(crate) fn table() -> String {
         Plan,
         ProblemJson,
         Quota,
-        QuotaError,
         Quotas,
         RateLimitEndpoint,
         RateLimited,

@@ -16,7 +16,7 @@ use axum::response::Response;
 use axum::{Router, routing::get, routing::post};
 use tower_fixed_window::key::extension;
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, QuotaError, RateLimitEndpoint,
+    FixedWindowLayer, Key, Limit, Limits, MemoryStore, ParseQuotaError, Quota, RateLimitEndpoint,
 };
 
 /// A row of the database.
@@ -35,9 +35,10 @@ struct Customer {
 
 impl Customer {
     /// Fails if the row has a day or a time zone that does not exist.
-    fn load(row: &Row, limit: u64) -> Result<Self, QuotaError> {
-        let plan = Quota::per_month(limit).try_from_day(row.billing_day)?.try_in_zone(row.zone)?;
-        Ok(Self { id: row.id, plan })
+    fn load(row: &Row, limit: u64) -> Result<Self, ParseQuotaError> {
+        let Row { id, billing_day, zone } = row;
+        let plan = format!("{limit}/month from day {billing_day} in {zone}").parse()?;
+        Ok(Self { id: *id, plan })
     }
 }
 
