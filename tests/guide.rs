@@ -66,7 +66,7 @@ pub mod guide;
 /// # async fn at_run_time(limiter: tower_fixed_window::Limiter) -> Result<(), Box<dyn std::error::Error>> {
 /// let receipt = limiter.charge("ann", 3).await??;
 /// limiter.settle(receipt, 5).await?;
-/// let (decision, usage) = (limiter.check_cost("ann", 10).await?, limiter.peek("ann").await?);
+/// let (decision, usage) = (limiter.check("ann").await?, limiter.peek("ann").await?);
 /// let waits = limiter.reserve("ann", 1).await??;
 /// limiter.set_quotas(Quota::per_minute(100));
 /// let until = std::time::SystemTime::now() + Duration::from_secs(3_600);

@@ -41,7 +41,7 @@ async fn used(limiter: &Limiter, key: impl Into<Key>) -> Vec<u64> {
 }
 
 async fn allowed(limiter: &Limiter, key: impl Into<Key>, cost: u64) -> bool {
-    limiter.check_cost(key, cost).await.expect("the store answers").allowed()
+    limiter.charge(key, cost).await.expect("the store answers").is_ok()
 }
 
 async fn identity<S: Store>(store: Arc<S>) {

@@ -139,10 +139,11 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
                     let key = |limit| Key::from((thread, round, limit));
                     let asked = limiters.iter().zip(1..).map(|(limiter, limit)| {
                         Box::pin(async move {
-                            let answer = limiter.check_cost(key(limit), limit).await;
-                            let decision = answer.expect("the store answers");
-                            let got = (decision.limit(), decision.used(), decision.allowed());
-                            assert_eq!(got, (limit, limit, true), "another charge's answer");
+                            let answer = limiter.charge(key(limit), limit).await;
+                            let receipt = answer.expect("the store answers").expect("it passes");
+                            let decision = receipt.decision();
+                            let got = (decision.limit(), decision.used());
+                            assert_eq!(got, (limit, limit), "another charge's answer");
                         }) as Job<'_>
                     });
                     all(asked.collect()).await;

@@ -44,7 +44,10 @@ async fn node() {
                 println!("asks {name}");
                 let answer = match is_hot {
                     true => hot.check(0_u64).await,
-                    false => two.check_cost(key, cost).await,
+                    false => two.charge(key, cost).await.map(|charged| match charged {
+                        Ok(receipt) => receipt.decision().clone(),
+                        Err(refused) => refused.decision().clone(),
+                    }),
                 };
                 match answer {
                     Ok(decision) if decision.is_local() => println!("local {name}"),

@@ -25,7 +25,7 @@ async fn a_view_shows_counters_as_the_app_named_them() {
     let limit = Limit::new(Quota::per_hour(60).and(Quota::per_month(9_000))).name("api");
     let limit = limit.store(store);
     for key in [Key::from("alice"), Key::from(7_u64), Key::from(("acme", "a b"))] {
-        assert!(limit.check_cost(key, 3).await.expect("Postgres answers").allowed());
+        assert!(limit.charge(key, 3).await.expect("Postgres answers").is_ok());
     }
     let seen = server.run("SELECT name, key, quota, used FROM tfw ORDER BY key, quota DESC");
     assert_eq!(

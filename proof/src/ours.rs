@@ -96,24 +96,14 @@ impl Limiter for Ours {
             true => Answer::PassedLocally,
             false => Answer::Passed,
         };
-        if !self.receipts {
-            let reply = self.limiter.check_cost(key, cost);
-            return Box::pin(async move {
-                let answer = match reply.await {
-                    Ok(decision) if decision.allowed() => passed(&decision),
-                    Ok(_) => Answer::Refused,
-                    Err(_) => Answer::Failed,
-                };
-                (answer, None)
-            });
-        }
         let reply = match self.reserves {
             true => self.limiter.reserve(key, cost),
             false => self.limiter.charge(key, cost),
         };
+        let receipts = self.receipts;
         Box::pin(async move {
             match reply.await {
-                Ok(Ok(receipt)) => (passed(receipt.decision()), Some(receipt)),
+                Ok(Ok(receipt)) => (passed(receipt.decision()), Some(receipt).filter(|_| receipts)),
                 Ok(Err(_)) => (Answer::Refused, None),
                 Err(_) => (Answer::Failed, None),
             }

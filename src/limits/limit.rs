@@ -300,12 +300,13 @@ impl Limit {
     /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
     ///
     /// let shadow = Quota::per_hour(1).name("site").key(Key::global()).shadow();
-    /// let layer = FixedWindowLayer::new(shadow.track_refused(100));
+    /// let site = Limiter::new(shadow.track_refused(100));
+    /// let layer = FixedWindowLayer::new(&site);
     /// for path in ["/", "/static/a.js", "/static/b.js", "/search"] {
     ///     let _ = ask(&layer, Request::get(path));
     /// }
     ///
-    /// let refused = layer.limits().of("site").refused().unwrap();
+    /// let refused = site.refused().unwrap();
     /// assert_eq!((refused.routes[0].route.as_str(), refused.routes[0].count), ("static", 2));
     /// ```
     pub fn track_refused(self, keys: usize) -> Self {

@@ -31,8 +31,8 @@ use crate::store::{
 /// assert!(decision.allowed());
 /// assert_eq!(decision.remaining(), 999);
 ///
-/// let decision = uploads.check_cost("alice", 1_000).await?;
-/// assert!(!decision.allowed());
+/// // More than one token at a time.
+/// assert!(uploads.charge("alice", 1_000).await?.is_err());
 /// assert_eq!(uploads.peek("alice").await?.remaining(), 999);
 /// assert_eq!(uploads.quotas(), Some(Quota::per_day(1_000).into()));
 ///
@@ -41,8 +41,8 @@ use crate::store::{
 /// # Ok(()) }
 /// ```
 ///
-/// [`check`](Self::check) takes one token, [`check_cost`](Self::check_cost) several. A charge that
-/// can be corrected later names its cost: [`charge`](Self::charge), [`reserve`](Self::reserve).
+/// [`check`](Self::check) takes one token. [`charge`](Self::charge) and [`reserve`](Self::reserve)
+/// take any number, and return a receipt with which the charge can be corrected later.
 ///
 /// Clones share their counters. The methods return a [`Reply`], which must be awaited: a store in
 /// memory is charged when the method is called, but a remote one is called when the reply is first
@@ -152,19 +152,13 @@ impl Limiter {
 
     /// Takes one token.
     pub fn check(&self, key: impl Into<Key>) -> Reply<Decision> {
-        self.check_cost(key, 1)
-    }
-
-    /// Takes `cost` tokens, all or none.
-    #[inline]
-    pub fn check_cost(&self, key: impl Into<Key>, cost: u64) -> Reply<Decision> {
-        self.check_key(&key.into(), cost)
+        self.check_key(&key.into())
     }
 
     /// Compiled once, not for each type of keys.
     #[inline(never)]
-    fn check_key(&self, key: &Key, cost: u64) -> Reply<Decision> {
-        self.ask(key, cost, |_, charge, _| check_here(|_| self, charge))
+    fn check_key(&self, key: &Key) -> Reply<Decision> {
+        self.ask(key, 1, |_, charge, _| check_here(|_| self, charge))
     }
 
     /// Returns what a key has used of the limiter's own quotas, and whether a charge of one token
@@ -175,7 +169,8 @@ impl Limiter {
         self.ask(&key.into(), 1, |limiters, charge, _| check(limiters, charge.peeking()))
     }
 
-    /// Takes `cost` tokens and returns a receipt to correct the charge later, or the refusal.
+    /// Takes `cost` tokens, all or none, and returns a receipt to correct the charge later, or the
+    /// refusal.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -471,12 +466,12 @@ impl Limiter {
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
     /// let api = Limiter::new(Quota::per_hour(100).name("api"));
-    /// assert!(!api.check_cost("acme", 150).await?.allowed());
+    /// assert!(api.charge("acme", 150).await?.is_err());
     ///
     /// // With the same window, what is used stays used.
     /// let tonight = SystemTime::now() + Duration::from_secs(6 * 3_600);
     /// api.set_key_quotas_until("acme", Quota::per_hour(1_000), tonight);
-    /// assert!(api.check_cost("acme", 150).await?.allowed());
+    /// assert!(api.charge("acme", 150).await?.is_ok());
     /// assert_eq!(api.peek("acme").await?.remaining(), 850);
     /// assert_eq!(api.peek("other").await?.remaining(), 100);
     /// assert_eq!(api.key_quotas()[0].0, Key::from("acme"));

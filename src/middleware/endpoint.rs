@@ -32,9 +32,8 @@ use crate::sync::{Mutex, lock};
 /// not at all. If all are in shadow mode, the response is that of GitHub Enterprise without rate
 /// limits: 404 with the message "Rate limiting is not enabled."
 ///
-/// Layers that refuse in different ways have different types: list their
-/// [`limits`](crate::FixedWindowLayer::limits). The response, with `reset` in seconds since the
-/// Unix epoch:
+/// Layers that refuse in different ways have different types: list the [`Limits`] that they are made
+/// of, or `Limits::from(&layer)`. The response, with `reset` in seconds since the Unix epoch:
 ///
 /// ```json
 /// {"resources":{"core":{"limit":5000,"used":1,"remaining":4999,"reset":1700003600},

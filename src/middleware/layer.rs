@@ -84,7 +84,7 @@ use crate::queue::{ByKey, Queue};
 #[doc(alias = "throttle")]
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct FixedWindowLayer<J = ProblemJson> {
-    limits: Limits,
+    pub(super) limits: Limits,
     pub(super) options: Options,
     waiting: Arc<ByKey>,
     pub(super) reject: Arc<J>,
@@ -133,12 +133,6 @@ impl FixedWindowLayer {
 }
 
 impl<J> FixedWindowLayer<J> {
-    /// Returns the limits of the layer, to reset or change them: [`Limits::of`] finds one by its
-    /// name.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
     /// Exempts requests for which the closure returns `true`: they pass uncounted and without
     /// headers. Each call exempts more. A customer without a limit has `Plan::UNLIMITED` by
     /// [`Limit::by_plan`](crate::Limit::by_plan).

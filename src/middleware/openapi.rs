@@ -45,7 +45,7 @@ impl<J: 'static> FixedWindowLayer<J> {
         add_failure(StatusCode::BAD_REQUEST, lacks_key, false);
         let is_misconfigured = "The rate limit of this server is misconfigured.";
         add_failure(StatusCode::INTERNAL_SERVER_ERROR, is_misconfigured, false);
-        if self.options.queue.is_some() || self.limits().may_fail() {
+        if self.options.queue.is_some() || self.limits.may_fail() {
             let is_unavailable = "The rate limit can't be checked, or the server is shutting down.";
             add_failure(StatusCode::SERVICE_UNAVAILABLE, is_unavailable, true);
         }
@@ -109,7 +109,7 @@ fn content(reject: &dyn Any, status: StatusCode, is_refusal: bool) -> Option<Val
 }
 
 fn refusal_headers<J>(layer: &FixedWindowLayer<J>) -> Value {
-    let names = layer.limits().iter().map(Limiter::name);
+    let names = layer.limits.iter().map(Limiter::name);
     let resources: Vec<_> = names.clone().filter(|name| !name.is_empty()).collect();
     let integer = json!({ "type": "integer", "minimum": 0 });
     let text = json!({ "type": "string" });

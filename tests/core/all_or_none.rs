@@ -295,7 +295,7 @@ fn limits_that_can_not_be_told_apart_panic_with_the_line_to_write() {
                 Err(all) => all.into(),
             },
         };
-        let layer = || FixedWindowLayer::new(limits()).limits().clone();
+        let layer = || Limits::from(&FixedWindowLayer::new(limits()));
         let all: [&dyn Fn() -> Limits; 4] =
             [&|| Limits::new(limits()), &|| Limits::from(limits()), &array, &layer];
         for way in all {

@@ -17,14 +17,14 @@ fn a_decision_describes_the_quota_that_governs_it() {
     let seconds = Duration::from_secs;
     let hour = UNIX_EPOCH + Duration::from_millis(HOUR_MS);
 
-    let passed = answer(limiter.check_cost("alice", 4));
+    let passed = charge(&limiter, "alice", 4, false).0;
     assert_eq!((passed.allowed(), passed.granted()), (true, 4));
     assert_eq!((passed.limit(), passed.used(), passed.remaining()), (5, 4, 1));
     assert_eq!((passed.reset_after(), passed.reset_at()), (seconds(40), hour + seconds(60)));
     assert_eq!((passed.ready_after(), passed.ready_at()), (Duration::ZERO, None));
     assert_eq!((passed.refusing().count(), passed.is_local()), (0, false));
 
-    let refused = answer(limiter.check_cost("alice", 2));
+    let refused = charge(&limiter, "alice", 2, false).0;
     assert_eq!((refused.allowed(), refused.granted()), (false, 0));
     assert_eq!((refused.limit(), refused.used(), refused.remaining()), (5, 4, 1));
     assert_eq!(refused.retry_after(), Some(seconds(40)));
@@ -36,7 +36,7 @@ fn a_decision_describes_the_quota_that_governs_it() {
         "rate limit exceeded: 4 of 5 used, 1 left for a cost of 2, retry in 40s"
     );
 
-    let impossible = answer(limiter.check_cost("alice", 6));
+    let impossible = charge(&limiter, "alice", 6, false).0;
     assert_eq!((impossible.allowed(), impossible.retry_after()), (false, None));
     assert_eq!(
         text(impossible),
@@ -44,7 +44,7 @@ fn a_decision_describes_the_quota_that_governs_it() {
     );
 
     clock.advance(seconds(40));
-    let passed = answer(limiter.check_cost("alice", 3));
+    let passed = charge(&limiter, "alice", 3, false).0;
     assert_eq!((passed.allowed(), passed.granted()), (true, 3));
     assert_eq!((passed.limit(), passed.used(), passed.remaining()), (7, 7, 0));
     assert_eq!(passed.reset_at(), hour + seconds(3_600));
@@ -53,7 +53,7 @@ fn a_decision_describes_the_quota_that_governs_it() {
     assert_eq!((minute.window(), hour.window()), (seconds(60), seconds(3_600)));
 
     // Nothing is left, so there is nothing to say of it.
-    let refused = answer(limiter.check_cost("alice", 2));
+    let refused = charge(&limiter, "alice", 2, false).0;
     assert_eq!(text(refused), "rate limit exceeded: 7 of 7 used, retry in 3540s");
 }
 
@@ -68,7 +68,7 @@ fn each_of_four_quotas_governs_when_it_is_the_tightest() {
         let quotas = quotas.and(Quota::per_hour(hour)).and(Quota::per_day(day));
         let limiter =
             Limit::new(quotas).store(MemoryStore::new().clock(ManualClock::at_ms(HOUR_MS)));
-        let decision = answer(limiter.check_cost("alice", 3));
+        let decision = charge(&limiter, "alice", 3, false).0;
         assert_eq!((decision.limit(), decision.used(), decision.remaining()), (7, 3, 4));
         assert_eq!(decision.reset_at(), decision.usage()[tightest].reset_at());
     }
@@ -98,7 +98,7 @@ fn decisions_that_differ_in_one_thing_are_not_equal() {
     assert_ne!(peek("alice"), peek("bob"), "another count");
     clock.advance(Duration::from_millis(1));
     assert_ne!(peek("alice"), before, "another time");
-    let refused = answer(limiter.check_cost("alice", 6));
+    let refused = charge(&limiter, "alice", 6, false).0;
     assert_ne!(peek("alice"), refused, "another answer");
 }
 

@@ -113,7 +113,7 @@ fn a_kept_receipt_refunds_nothing_after_its_window() {
     let limiter = store.process(Quota::per_minute(10));
     let kept = to_json(answer(limiter.charge("alice", 5)).expect("it passes"));
     store.clock.advance(Duration::from_secs(60));
-    let _ = answer(limiter.check_cost("alice", 5));
+    let _ = answer(limiter.charge("alice", 5));
     answer(limiter.refund(read(&kept)));
     assert_eq!(answer(limiter.peek("alice")).used(), 5);
 }

@@ -422,7 +422,7 @@ fn names_chosen_for_a_hash_are_two_names() {
     let both = |cost| answer(limits.check(names.map(|name| Line::new(name, "alice", cost))));
     let used = || names.map(|name| answer(limits.of(name).peek("alice")).used());
     assert!(both(2).allowed());
-    assert!(answer(limits.of(names[0]).check_cost("alice", 3)).allowed());
+    assert!(answer(limits.of(names[0]).charge("alice", 3)).is_ok());
     assert_eq!(used(), [5, 2]);
     answer(limits.of(names[0]).reset("alice"));
     assert_eq!(used(), [0, 2]);

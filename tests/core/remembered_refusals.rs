@@ -25,7 +25,10 @@ fn limiter_on(node: Node, quotas: impl Into<Quotas>) -> Limiter {
 }
 
 async fn check(limiter: &Limiter, cost: u64) -> Decision {
-    limiter.check_cost("alice", cost).await.expect("it answers")
+    match limiter.charge("alice", cost).await.expect("it answers") {
+        Ok(receipt) => receipt.decision().clone(),
+        Err(refused) => refused.decision().clone(),
+    }
 }
 
 async fn allowed(limiter: &Limiter) -> bool {

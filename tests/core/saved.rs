@@ -298,7 +298,7 @@ fn a_store_of_another_size_has_all_counts_and_room_for_them() {
         // The second half of these fills a small store.
         let keys = 0..first.min(20_000) as u64 * 2;
         let before = limiter(open(first));
-        keys.clone().for_each(|key| drop(answer(before.check_cost(key, 1 + key % 3))));
+        keys.clone().for_each(|key| drop(answer(before.charge(key, 1 + key % 3))));
         let left = |limiter: &Limiter| -> Vec<_> {
             keys.clone().map(|key| answer(limiter.peek(key)).remaining()).collect()
         };

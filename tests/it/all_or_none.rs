@@ -213,8 +213,12 @@ fn a_limiter_and_limits_of_one_decide_alike() {
     let limiter: Limiter = limit().store(store());
     let limits = Limits::new([limit()]).store(store());
     for cost in [1, 1, 1, 0, 9] {
-        let one = block_on(limiter.check_cost("k", cost)).expect("it answers");
-        let of_one = block_on(limits.check([Line::new("one", "k", cost)])).expect("it answers");
+        let one = block_on(limiter.charge("k", cost)).expect("it answers");
+        let of_one = block_on(limits.charge([Line::new("one", "k", cost)])).expect("it answers");
+        let [one, of_one] = [one, of_one].map(|charged| match charged {
+            Ok(receipt) => receipt.decision().clone(),
+            Err(refused) => refused.decision().clone(),
+        });
         assert_eq!(one, of_one);
         let one = one.into_result().err().map(http::Response::<axum::body::Bytes>::from);
         let of_one = of_one.into_result().err().map(http::Response::<axum::body::Bytes>::from);

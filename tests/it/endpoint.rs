@@ -161,7 +161,7 @@ async fn layers_that_refuse_in_other_ways_are_shown_together() {
     let a = named("a", 1, Mood::Now);
     let b = named("b", 2, Mood::Now).reject(GitHubBody);
     let c = named("c", 3, Mood::Later).reject(Grpc);
-    let endpoint = RateLimitEndpoint::new([a.limits(), b.limits(), c.limits()]);
+    let endpoint = RateLimitEndpoint::new([Limits::from(&a), Limits::from(&b), Limits::from(&c)]);
     let (_, told) = ask(&endpoint, get("/")).await;
     let standing = |n| format!(r#"{{"limit":{n},"used":0,"remaining":{n},"reset":1700000100}}"#);
     let [a, b, c] = [1, 2, 3].map(standing);
@@ -221,7 +221,7 @@ async fn of_several_quotas_all_are_shown_after_the_one_with_the_fewest_left() {
 async fn it_follows_a_limit_that_is_changed() {
     let layer = named("api", 5, Mood::Now);
     let endpoint = RateLimitEndpoint::new([&layer]);
-    layer.limits().of("api").set_quotas(Quota::per_minute(7));
+    Limits::from(&layer).of("api").set_quotas(Quota::per_minute(7));
     assert!(ask(&endpoint, get("/")).await.1.contains(r#""limit":7,"#));
 }
 
@@ -328,7 +328,7 @@ async fn a_limit_in_shadow_mode_shows_no_numbers() {
         let message = r#"{"message":"Rate limiting is not enabled."}"#;
         assert_eq!((status, told.as_str()), (StatusCode::NOT_FOUND, message));
 
-        core.limits().of("core").set_shadow(false);
+        Limits::from(&core).of("core").set_shadow(false);
         let request = Request::get("/").header("x-user", "alice").body(Body::empty());
         let core = standing(5);
         let both = format!(r#"{{"resources":{{"core":{core},"search":{search}}},"rate":{core}}}"#);

@@ -251,7 +251,7 @@ proptest! {
         let mut now = NOW_MS;
         let names = ["a", "b", "c"];
         let layers = [0, 1, 2].map(|i| layered(limit(all[i]).name(names[i]), &clock));
-        let limiters = [0, 1, 2].map(|i| layers[i].limits().of(names[i]).clone());
+        let limiters = [0, 1, 2].map(|i| Limits::from(&layers[i]).of(names[i]).clone());
         let [a, b, c] = layers;
         let service = handler(ServiceBuilder::new().layer(a).layer(b).layer(c));
         for (cost, wait) in asked {
@@ -351,8 +351,7 @@ fn a_limiter_without_a_layer_has_the_headers_of_a_layer() {
             // Passed, refused for now, refused for good.
             for (cost, allowed) in [(2, true), (2, false), (4, false)] {
                 let response = ask(&service, cost);
-                let decision = limiter.check_cost(Key::global(), cost);
-                let decision = decision.now_or_never().expect("at once").expect("memory");
+                let decision = charged(&limiter, Key::global(), cost);
                 assert_eq!(decision.allowed(), allowed);
                 let headers = limiter.headers(&decision, style);
                 assert_eq!(&headers, response.headers(), "{style:?}, {cost} tokens");
@@ -361,15 +360,25 @@ fn a_limiter_without_a_layer_has_the_headers_of_a_layer() {
     }
 }
 
+fn charged(limiter: &Limiter, key: Key, cost: u64) -> Decision {
+    let charged = limiter.charge(key, cost).now_or_never().expect("at once").expect("memory");
+    match charged {
+        Ok(receipt) => receipt.decision().clone(),
+        Err(refused) => refused.decision().clone(),
+    }
+}
+
 /// The quotas may be a plan's, a key's, or have changed since the decision.
 #[test]
 fn a_limiters_headers_are_of_the_quotas_that_decided() {
     let clock = ManualClock::at_ms(NOW_MS);
     let store = MemoryStore::new().clock(clock.clone());
-    let policy = |limiter: &Limiter, decision: Reply<Decision>| {
-        let decision = decision.now_or_never().expect("at once").expect("memory");
+    let text = |limiter: &Limiter, decision: Decision| {
         let headers = limiter.headers(&decision, Headers::IetfDraft10);
         headers["ratelimit-policy"].to_str().expect("text").to_owned()
+    };
+    let policy = |limiter: &Limiter, decision: Reply<Decision>| {
+        text(limiter, decision.now_or_never().expect("at once").expect("memory"))
     };
     let api = Quota::per_month(9).and(Quota::per_minute(1)).name("api").store(store.clone());
     let usual = r#""api:9/month";q=9;w=2592000, "api:1/minute";q=1;w=60"#;
@@ -383,7 +392,7 @@ fn a_limiters_headers_are_of_the_quotas_that_decided() {
     let of_acme =
         r#""api:20/month";q=20;w=2592000, "api:7/hour";q=7;w=3600, "api:8/hour";q=8;w=3600"#;
     for cost in [7, 1] {
-        assert_eq!(policy(&api, api.check_cost("acme", cost)), of_acme, "{cost} tokens");
+        assert_eq!(text(&api, charged(&api, Key::from("acme"), cost)), of_acme, "{cost} tokens");
     }
     let before = api.peek("bob");
     api.set_quotas(Quota::per_second(5));
@@ -440,7 +449,7 @@ fn layers_with_different_header_formats_do_not_contradict_each_other() {
             let of = |n, name| layered(limit(Quota::per_minute(n)).name(name), &clock);
             let outer = of(5, "outer").headers(outer_style);
             let inner = of(1, "inner").headers(inner_style);
-            let limiter = outer.limits().of("outer").clone();
+            let limiter = Limits::from(&outer).of("outer").clone();
             let service = handler(ServiceBuilder::new().layer(outer).layer(inner.clone()));
             let alone = handler(inner);
             ask(&service, 1);

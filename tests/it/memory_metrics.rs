@@ -92,8 +92,8 @@ fn refusals_in_a_store_with_room_are_not_overflow() {
     let overflowed = store.overflowed();
     let limiter = Limit::new(Quota::per_minute(1)).store(store.clone());
     for key in 0..10 {
-        assert!(!block_on(limiter.check_cost(key, 2)).expect("memory answers").allowed());
-        assert!(block_on(limiter.check_cost(key, 0)).expect("memory answers").allowed());
+        assert!(block_on(limiter.charge(key, 2)).expect("memory answers").is_err());
+        assert!(block_on(limiter.charge(key, 0)).expect("memory answers").is_ok());
         assert!(block_on(limiter.check(key)).expect("memory answers").allowed());
         assert!(!block_on(limiter.check(key)).expect("memory answers").allowed());
     }

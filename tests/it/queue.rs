@@ -104,7 +104,7 @@ async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_n
         // The waiting requests fill the fourth window: the fifth begins in 4 s (S13).
         assert_eq!(refused.headers()["retry-after"], "4");
         // They have taken nothing, of no limit.
-        for limiter in layer.limits() {
+        for limiter in &Limits::from(&layer) {
             assert_eq!(used(limiter).await, 10, "{}", limiter.name());
         }
         answered(waiting).await;
@@ -131,7 +131,7 @@ async fn a_dropped_waiter_frees_its_place() {
         let one = requests.pop().expect("twenty");
         one.abort();
         assert!(one.await.expect_err("dropped").is_cancelled());
-        for limiter in layer.limits() {
+        for limiter in &Limits::from(&layer) {
             assert_eq!(used(limiter).await, 10, "{}", limiter.name());
         }
         requests.push(tokio::spawn(service.clone().oneshot(get("/"))));
@@ -191,7 +191,7 @@ async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_not
         assert_eq!(refused.status(), 429);
         assert_eq!(refused.headers()["retry-after"], "2");
         assert_eq!(refused.headers()["x-ratelimit-used"], "10");
-        for limiter in layer.limits() {
+        for limiter in &Limits::from(&layer) {
             assert_eq!(used(limiter).await, 10, "{}", limiter.name());
         }
         answered(requests).await;
@@ -238,13 +238,13 @@ async fn those_who_waited_in_vain_are_told_to_come_after_all_that_are_before_the
     for layer in in_memory(Quota::per_second(2).key(Key::global())) {
         let layer = layer.queue(5, Duration::from_millis(2_500));
         let (limiter, service) = (limiter_of(&layer), noting(&layer, &Served::default()));
-        let take_all = || limiter.check_cost(Key::global(), 2).now_or_never().expect("memory");
-        assert!(take_all().expect("memory").allowed());
+        let take_all = || limiter.charge(Key::global(), 2).now_or_never().expect("memory");
+        assert!(take_all().expect("memory").is_ok());
         let mut waiting = [(); 3].map(|()| Box::pin(service.clone().oneshot(get("/"))));
         for second in 1..=2 {
             assert!(waiting.iter_mut().all(|request| request.now_or_never().is_none()));
             tokio::time::advance(Duration::from_secs(1)).await;
-            assert!(take_all().expect("memory").allowed(), "in second {second}");
+            assert!(take_all().expect("memory").is_ok(), "in second {second}");
         }
         assert!(waiting.iter_mut().all(|request| request.now_or_never().is_none()));
         tokio::time::advance(Duration::from_millis(500)).await;
@@ -367,7 +367,7 @@ async fn closing_the_queue_answers_all_waiters_with_503() {
         }
         assert_eq!(statuses, [vec![200; 10], vec![503; 2]].concat());
         assert_eq!(start.elapsed(), Duration::ZERO, "at once");
-        for limiter in layer.limits() {
+        for limiter in &Limits::from(&layer) {
             assert_eq!(used(limiter).await, 10, "{}: given back", limiter.name());
         }
         // Other requests don't wait, either.
@@ -422,15 +422,15 @@ async fn a_line_goes_on_by_the_store_where_others_have_taken_what_was_left() {
         let served = Served::default();
         let layer = FixedWindowLayer::new(limits().store(store));
         let service = noting(&layer.queue(30, LONG), &served);
-        let of_other = |cost| other.of("tested").check_cost(Key::global(), cost);
-        assert!(of_other(10).await.expect("memory").allowed());
+        let of_other = |cost| other.of("tested").charge(Key::global(), cost);
+        assert!(of_other(10).await.expect("memory").is_ok());
         let waiting: Vec<_> =
             (0..14).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
         // The next charge is sent so as to come with the window, and comes after the other node's.
         sleep(Duration::from_millis(500)).await;
         delay.store(60, Ordering::SeqCst);
         sleep(Duration::from_millis(505)).await;
-        assert!(of_other(8).await.expect("memory").allowed());
+        assert!(of_other(8).await.expect("memory").is_ok());
         answered(waiting).await;
         let served = served.lock().unwrap();
         let in_second = |second| served.iter().filter(|(_, at)| at / 1_000 == second).count();
@@ -465,9 +465,7 @@ async fn seconds_after(
     let (quotas, store) = (quotas.into(), MemoryStore::new().clock(paused_clock()));
     let minute = *quotas.into_iter().max_by_key(|quota| quota.window()).expect("at least one");
     let earlier = Limit::new(minute).name("of-queue").store(store.clone());
-    assert!(
-        taken == 0 || earlier.check_cost(Key::global(), taken).await.expect("memory").allowed()
-    );
+    assert!(taken == 0 || earlier.charge(Key::global(), taken).await.expect("memory").is_ok());
     let layer =
         FixedWindowLayer::new(Limit::new(quotas).name("of-queue").key(Key::global()).store(store));
     let served = Served::default();
@@ -647,7 +645,7 @@ async fn returned_elsewhere(store: impl Store + Clone) {
             0 => limiter().refund(receipt),
             1 => limiter().settle(receipt, 1),
             2 => limiter().reset(Key::global()),
-            3 => layer().limits().of("of-queue").reset(Key::global()),
+            3 => Limits::from(&layer()).of("of-queue").reset(Key::global()),
             _ => limits().of("of-queue").reset(Key::global()),
         };
         returned.await.expect("it answers");
@@ -791,7 +789,7 @@ async fn only_limits_that_can_refuse_are_waited_for() {
         Limit::by_plan(plan).name("plan").key(Key::global()),
         Quota::per_second(3).name("all").key(Key::global()),
     ]);
-    let (limits, served) = (layer.limits().clone(), Served::default());
+    let (limits, served) = (Limits::from(&layer), Served::default());
     let service = noting(&layer.queue(30, LONG), &served);
     let mut waiting = Vec::new();
     for path in ["/free", "/free", "/paid", "/paid", "/paid"] {

@@ -111,7 +111,8 @@ async fn a_token_that_comes_back_wakes_no_line() {
     )
     .queue(10, LONG);
     let service = boxed(&layer);
-    let all = layer.limits().of("all");
+    let limits = Limits::from(&layer);
+    let all = limits.of("all");
     let receipt = all.charge(Key::global(), 10).await.expect("memory").expect("there is room");
     let wakes = Arc::new(CountWakes(AtomicUsize::new(0)));
     let waker = Waker::from(Arc::clone(&wakes));
@@ -152,7 +153,7 @@ async fn others_may_be_refused_while_a_request_asks_its_service() {
     let store = FarStore::new(|| 20);
     let limit = Quota::per_minute(10).name("asks-its-service").key(Key::global());
     let others = limit.clone().store(store.memory.clone());
-    assert!(others.check_cost(Key::global(), 10).await.expect("memory").allowed());
+    assert!(others.charge(Key::global(), 10).await.expect("memory").is_ok());
     let layer = FixedWindowLayer::new(limit.store(store)).queue(1, ms(500));
     let (service, when_asked) = (boxed(&layer), WhenAsked::default());
     let mut asking: Vec<Pending> = Vec::new();
@@ -181,7 +182,7 @@ async fn quotas_may_be_added_and_removed_while_the_store_decides() {
         let spawn = || tokio::spawn(status(service.clone().oneshot(get("/"))));
         let mut requests: Vec<_> = (0..5).map(|_| spawn()).collect();
         sleep(ms(10)).await;
-        layer.limits().of("changes").set_quotas(after);
+        Limits::from(&layer).of("changes").set_quotas(after);
         requests.extend((0..3).map(|_| spawn()));
         for request in requests {
             assert_eq!(request.await.expect("no panic"), 200);
@@ -210,7 +211,7 @@ async fn requests_that_are_refused_at_the_same_time_ask_again_after_a_second() {
     let store = FarStore::new(|| 20);
     let limit = Quota::per_day(50).name("at-the-same-time").key(Key::global());
     let others = limit.clone().store(store.memory.clone());
-    assert!(others.check_cost(Key::global(), 50).await.expect("memory").allowed());
+    assert!(others.charge(Key::global(), 50).await.expect("memory").is_ok());
     let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(99, LONG));
     let start = Instant::now();
     let requests: Vec<_> =
@@ -281,7 +282,7 @@ async fn whoever_is_granted_goes_also_behind_one_that_is_refused() {
     let store = FarStore::new(|| 5);
     let limit = Quota::per_minute(10).name("returned").key(Key::global()).cost_fn(cost_of);
     let others = limit.clone().store(store.memory.clone());
-    assert!(others.check_cost(Key::global(), 6).await.expect("memory").allowed());
+    assert!(others.charge(Key::global(), 6).await.expect("memory").is_ok());
     let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(2, LONG));
     let requests: Vec<_> = ["/5", "/1", "/1", "/1", "/1"]
         .into_iter()
@@ -305,7 +306,7 @@ async fn a_line_that_is_too_long_loses_those_who_came_last() {
     let first = call();
     sleep(ms(30)).await;
     let next = call();
-    assert!(others.check_cost(Key::global(), 2).await.expect("memory").allowed());
+    assert!(others.charge(Key::global(), 2).await.expect("memory").is_ok());
     assert_eq!(first.await.expect("no panic"), 200);
     let behind = [call(), call()];
     let start = Instant::now();
@@ -375,9 +376,9 @@ async fn one_that_was_refused_while_later_ones_were_granted_is_the_first_again()
             inner(request)
         },
     ));
-    let take_all = || others.check_cost(Key::global(), 3);
+    let take_all = || others.charge(Key::global(), 3);
     let call = |path| Box::pin(service.clone().oneshot(get(path)));
-    assert!(take_all().await.expect("memory").allowed());
+    assert!(take_all().await.expect("memory").is_ok());
     let mut requests = vec![tokio::spawn(call("/first"))];
     sleep_until(start + ms(410)).await;
     let mut late = call("/late");
@@ -385,7 +386,7 @@ async fn one_that_was_refused_while_later_ones_were_granted_is_the_first_again()
     requests.extend(["/a", "/b"].map(|path| tokio::spawn(call(path))));
     // The first one's charge is on its way. Those of the last two are sent 100 ms later.
     sleep_until(start + ms(1_000)).await;
-    assert!(take_all().await.expect("memory").allowed());
+    assert!(take_all().await.expect("memory").is_ok());
     assert!((&mut late).now_or_never().is_none());
     sleep_until(start + ms(1_080)).await;
     others.reset(Key::global()).await.expect("memory");
@@ -408,7 +409,7 @@ async fn those_who_wait_for_a_window_all_get_its_tokens() {
         let others = limit.clone().store(store.memory.clone());
         let layer = FixedWindowLayer::new(limit.store(store)).queue(9, Duration::from_secs(1));
         let service = boxed(&layer);
-        assert!(others.check_cost(Key::global(), 5).await.expect("memory").allowed());
+        assert!(others.charge(Key::global(), 5).await.expect("memory").is_ok());
         sleep(ms(at)).await;
         let all = join_all((0..5).map(|_| status(service.clone().oneshot(get("/"))))).await;
         assert_eq!(all, [200; 5], "{way} ms away, at {at}");
@@ -421,7 +422,7 @@ async fn a_charge_that_is_not_polled_makes_no_line_longer() {
     let limit = Quota::per_hour(3).name("holds").key(Key::global());
     let store = FarStore::new(|| 20);
     let others = limit.clone().store(store.memory.clone());
-    assert!(others.check_cost(Key::global(), 3).await.expect("memory").allowed());
+    assert!(others.charge(Key::global(), 3).await.expect("memory").is_ok());
     let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(2, LONG));
     let call = || Box::pin(service.clone().oneshot(get("/")));
     let (first, mut forgotten) = (tokio::spawn(call()), call());
@@ -657,7 +658,7 @@ async fn a_request_keeps_its_place_when_a_shadow_mode_has_ended() {
         // So that no request is polled while it lasts.
         sleep_until(began + ms(15_120)).await;
         if shadow {
-            layer.limits().of("a").set_shadow_until(true, until);
+            Limits::from(&layer).of("a").set_shadow_until(true, until);
         }
         let all = [first.await, second.await, third.await];
         ends.push(all.map(|end| end.expect("no panic")));

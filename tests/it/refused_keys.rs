@@ -65,7 +65,7 @@ async fn the_list_says_how_often_since_when_by_which_quota_and_until_when() {
         let _ = api.check("a").await.expect("memory answers");
     }
     for _ in 0..2 {
-        let _ = api.check_cost("never", 5).await.expect("memory answers");
+        let _ = api.charge("never", 5).await.expect("memory answers");
     }
     let list = refused(&api);
     let of = |key: &str| {
@@ -219,7 +219,7 @@ async fn a_route_that_a_client_has_invented_is_cut() {
     for end in ["b", "c/d"] {
         assert_eq!(ask(&layer, &format!("/{}{end}", "a".repeat(10_000)), "alice").await, 429);
     }
-    let list = layer.limits().of("api").refused().expect("tracked");
+    let list = Limits::from(&layer).of("api").refused().expect("tracked");
     assert_eq!(list.routes.len(), 1);
     assert_eq!((list.routes[0].route.as_str(), list.routes[0].count), (&*"a".repeat(64), 2));
 }

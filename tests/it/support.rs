@@ -229,7 +229,7 @@ pub(crate) fn named(name: &str, tokens: u64, mood: Mood) -> FixedWindowLayer {
 /// others.
 pub(crate) fn limiter_of(layer: &FixedWindowLayer) -> Limiter {
     let is_tested = |limiter: &&Limiter| ["", TESTED].contains(&limiter.name());
-    layer.limits().into_iter().find(is_tested).expect("it is there").clone()
+    (&Limits::from(layer)).into_iter().find(is_tested).expect("it is there").clone()
 }
 
 pub(crate) fn get(path: &str) -> Request<Body> {

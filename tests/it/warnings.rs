@@ -190,7 +190,7 @@ async fn a_limit_that_changes_warns_by_the_limit_in_force() {
         assert_eq!(used(&warned), [8, 16, 80], "{mood:?}");
         let plan = api.with_quotas(Quota::per_hour(1_000));
         let key = Key::secret("b");
-        let _ = plan.check_cost(key.clone(), 800).await.expect("an answer");
+        let _ = plan.charge(key.clone(), 800).await.expect("an answer");
         assert_eq!(used(&warned), [8, 16, 80, 800]);
         api.set_quotas(Quota::per_hour(0));
         let _ = api.check(key).await.expect("an answer");
@@ -444,7 +444,7 @@ proptest! {
         for (key, cost, seconds) in charges {
             clock.advance(Duration::from_secs(seconds));
             let window = tower_fixed_window::Clock::now_ms(&clock) / 60_000;
-            let allowed = block_on(api.check_cost(key, cost)).expect("memory answers").allowed();
+            let allowed = block_on(api.charge(key, cost)).expect("memory answers").is_ok();
             let count: &mut u64 = counts.entry((key, window)).or_default();
             if allowed {
                 let before = *count;

@@ -208,8 +208,7 @@ async fn the_end_that_is_stored_binds_nodes_with_other_zone_data() {
         let refused = plan.check(name).await.expect("it answers");
         assert_eq!((refused.allowed(), reset(&refused)), (false, stored));
         clock.set_ms(stored);
-        let passed = plan.check_cost(name, 2).await.expect("it answers");
-        assert!(passed.allowed());
+        assert!(plan.charge(name, 2).await.expect("it answers").is_ok());
         // The windows follow each other: there is no second one until April ends.
         clock.set_ms(stored.max(end) + 1);
         assert!(!plan.check(name).await.expect("it answers").allowed(), "{name}");
@@ -246,12 +245,12 @@ async fn boundaries_follow_the_servers_clock() {
         assert!(decision.usage()[0].window() >= Duration::from_secs(28 * 86_400));
 
         let before = evaluated();
-        assert!(limiter.check_cost("alice", 3).await.expect("it answers").allowed());
+        assert!(limiter.charge("alice", 3).await.expect("it answers").is_ok());
         assert!(!limiter.check("alice").await.expect("it answers").allowed());
         if let Ok(receipt) = first {
             limiter.refund(receipt).await.expect("it answers");
         }
-        assert!(limiter.check_cost("alice", 2).await.expect("it answers").allowed());
+        assert!(limiter.charge("alice", 2).await.expect("it answers").is_ok());
         assert_eq!(evaluated() - before, 4, "one call for each, {ahead} s ahead");
 
         // The same where the first that a node asks is to return tokens.
@@ -260,7 +259,7 @@ async fn boundaries_follow_the_servers_clock() {
         let other = Limit::new(quotas).name("plan").store(other.deadline(Duration::from_secs(20)));
         let receipt = first.expect("it passed");
         other.refund(receipt).await.expect("it answers");
-        assert!(other.check_cost("bob", 5).await.expect("it answers").allowed());
+        assert!(other.charge("bob", 5).await.expect("it answers").is_ok());
     }
 }
 
@@ -373,7 +372,7 @@ async fn a_remembered_refusal_reports_the_end_that_is_stored() {
     let store = store.deadline(Duration::from_secs(20));
     let limit = Quota::per_month(2).name("plan");
     let limiter = limit.clone().store(store.on_failure(OnStoreFailure::Deny));
-    assert!(limiter.check_cost("alice", 2).await.expect("it answers").allowed());
+    assert!(limiter.charge("alice", 2).await.expect("it answers").is_ok());
     let key = "tfw1:{plan:talice}";
     let count: String = server.ask(&["HGET", key, "month+1@UTC"]);
     let (start, rest) = count.split_once('-').expect("an end");
@@ -397,7 +396,7 @@ async fn a_remembered_count_of_a_calendar_is_the_one_that_is_stored() {
     let store = RedisStore::new(server.url()).expect("an address").deadline(Duration::from_secs(5));
     let pro = Limit::new(Quota::per_month(1).rollover_up_to(8)).name("month").store(store);
     let free = pro.with_quotas(Quota::per_month(1));
-    assert!(pro.check_cost("k", 1).await.expect("it answers").allowed());
-    assert!(!free.check_cost("k", 2).await.expect("it answers").allowed());
-    assert!(pro.check_cost("k", 2).await.expect("it answers").allowed(), "7 are left");
+    assert!(pro.charge("k", 1).await.expect("it answers").is_ok());
+    assert!(free.charge("k", 2).await.expect("it answers").is_err());
+    assert!(pro.charge("k", 2).await.expect("it answers").is_ok(), "7 are left");
 }

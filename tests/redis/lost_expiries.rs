@@ -64,7 +64,10 @@ async fn assert_expiry_returns<S: Store>(with: impl Fn(RedisStore) -> S) {
             let at = format!("{second} after {other}, {by}");
             let ask = async |quotas: Quotas, cost| {
                 let limiter = limiter.with_quotas(quotas);
-                limiter.check_cost("ann", cost).await.expect("it answers")
+                match limiter.charge("ann", cost).await.expect("it answers") {
+                    Ok(receipt) => receipt.decision().clone(),
+                    Err(refused) => refused.decision().clone(),
+                }
             };
             // The plans alternate: the other quota alone, or both quotas in one charge.
             let used = match j % 2 {

@@ -409,7 +409,7 @@ async fn connections_to_a_replica_are_not_made_as_fast_as_it_refuses() {
     let proxy = Proxy::to(old.port);
     let node = limiter(RedisStore::new(proxy.url()).expect("an address"), 5);
     for key in 0..1_000 {
-        assert!(node.check_cost(key, 5).await.expect("it answers").allowed());
+        assert!(node.charge(key, 5).await.expect("it answers").is_ok());
     }
     old.ask::<String>(&["REPLICAOF", "127.0.0.1", &new.port.to_string()]);
     let (before, start) = (proxy.made(), Instant::now());
@@ -484,8 +484,8 @@ async fn what_a_replica_need_not_write_is_its_answer() {
     });
     let node = limiter(store.deadline(Duration::from_secs(1)), 5);
     for key in 0..20 {
-        let decision = node.check_cost(key, 5).await.expect("it answers");
-        assert!(decision.allowed() && !decision.is_local());
+        let receipt = node.charge(key, 5).await.expect("it answers").expect("it passed");
+        assert!(!receipt.decision().is_local());
     }
     reachable.store(false, Ordering::SeqCst);
     server.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -506,7 +506,8 @@ async fn tokens_granted_by_memory_are_refunded_to_memory() {
     let receipt = limiter.charge(0, 3).await.expect("it answers").expect("it passed");
     assert!(receipt.decision().is_local());
     let Some(server) = Server::on(port, &[]) else { return };
-    while limiter.check_cost(0, 4).await.expect("it answers").is_local() {
+    while limiter.charge(0, 4).await.expect("it answers").expect("it passed").decision().is_local()
+    {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(used(&server), 4);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use harness::Server;
-use tower_fixed_window::{EmptyBody, FixedWindowLayer, Limiter, OnStoreFailure, Quota};
+use tower_fixed_window::{EmptyBody, FixedWindowLayer, Limiter, Limits, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
 
 /// Scripts that the server has run.
@@ -162,8 +162,8 @@ async fn layers_on_one_store_share_remembered_refusals() {
     let before = scripts(&server);
     assert_eq!(status(&other).await, 429);
     assert_eq!(scripts(&server), before, "the other one knows");
-    other.limits().of("quiet").reset(Key::global()).await.expect("it answers");
+    Limits::from(&other).of("quiet").reset(Key::global()).await.expect("it answers");
     assert_eq!((status(&one).await, status(&one).await), (200, 429));
-    one.limits().of("quiet").set_quotas(Quota::new(2, Quota::MAX_WINDOW));
+    Limits::from(&one).of("quiet").set_quotas(Quota::new(2, Quota::MAX_WINDOW));
     assert_eq!((status(&one).await, status(&one).await), (200, 429));
 }

@@ -272,7 +272,7 @@ fn a_refusal_that_nobody_sees() {
     });
     let alone = thread::spawn({
         let limits = limits.clone();
-        move || assert!(now(limits.of("one").check_cost(1_u64, 2)).allowed())
+        move || assert!(now(limits.of("one").charge(1_u64, 2)).is_ok())
     });
     let lines = [Line::new("two", 11_u64, 3), Line::new("one", 2_u64, 2)];
     assert!(now(limits.check(lines)).allowed());
@@ -319,13 +319,13 @@ fn a_refusal_again_and_a_refund() {
 /// A charge that does not fit is followed by a smaller one that does.
 fn a_refusal_and_smaller_charges() {
     let (limiter, _) = limiter(Quota::new(3, WINDOW), &Time::at(TICK));
-    assert!(now(limiter.check_cost("one", 2)).allowed());
+    assert!(now(limiter.charge("one", 2)).is_ok());
     let threads = [(); 2].map(|()| {
         let limiter = limiter.clone();
         thread::spawn(move || {
-            assert!(!now(limiter.check_cost("one", 2)).allowed());
+            assert!(now(limiter.charge("one", 2)).is_err());
             let passed = now(limiter.check("one")).allowed();
-            assert_eq!(now(limiter.check_cost("one", 2)).used(), 3);
+            assert_eq!(now(limiter.charge("one", 2)).unwrap_err().decision().used(), 3);
             passed
         })
     });
@@ -346,8 +346,8 @@ fn keys_that_are_refused_in_turns_between_ticks() {
 fn refuse_in_turns(at: u64) {
     let (limiter, store) = limiter(Quota::new(2, WINDOW), &Time::at(at));
     let others = Quota::new(3, 2 * WINDOW).name("others").store(store);
-    assert!(now(limiter.check_cost("one", 2)).allowed());
-    assert!(now(others.check_cost("two", 3)).allowed());
+    assert!(now(limiter.charge("one", 2)).is_ok());
+    assert!(now(others.charge("two", 3)).is_ok());
     let (one, two) = (now(limiter.check("one")), now(others.check("two")));
     assert_ne!((one.used(), one.reset_at()), (two.used(), two.reset_at()));
     let turns = thread::spawn({

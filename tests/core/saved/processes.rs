@@ -120,7 +120,7 @@ fn count_for_days(file: &Path, midnight: u64) {
     let store = store.saved_to(file, Duration::MAX).expect("opens");
     let keeps = Quota::per_day(5).in_zone("Test/Zone").rollover_up_to(10);
     let limiter = Limit::new(keeps).name("keeps").store(store);
-    assert!(answer(limiter.check_cost("alice", 2)).allowed());
+    assert!(answer(limiter.charge("alice", 2)).is_ok());
     let left = [0, 5, 24, 29].map(|hours| {
         clock.set_ms(midnight + hours * 3_600_000);
         answer(limiter.peek("alice")).remaining()

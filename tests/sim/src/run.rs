@@ -497,8 +497,9 @@ impl Node {
                     let Ok(response) = layer.clone().call(request).await;
                     history.add(Event::Responded { id, status: response.status().as_u16() });
                 }
-                None => match self.limiter.check_cost(key, *cost).await {
-                    Ok(decision) => decided(&decision),
+                None => match self.limiter.charge(key, *cost).await {
+                    Ok(Ok(receipt)) => decided(receipt.decision()),
+                    Ok(Err(refused)) => decided(refused.decision()),
                     Err(error) => failed(error),
                 },
             },
