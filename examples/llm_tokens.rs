@@ -37,8 +37,8 @@ async fn whole(Query(ask): Query<Ask>) -> Response {
 /// Streams word by word: the cost is the number of words sent.
 async fn streamed(Query(ask): Query<Ask>) -> Response {
     let (cost, mut meter) = TrueCost::metered();
-    let words = (0..ask.tokens.min(5_000)).map(move |_| {
-        meter.add("tokens", 1);
+    let words = (1..=ask.tokens.min(5_000)).map(move |sent| {
+        meter.set("tokens", sent);
         Ok::<_, Infallible>(Bytes::from("word "))
     });
     let mut response = Body::from_stream(futures_util::stream::iter(words)).into_response();

@@ -104,12 +104,12 @@ async fn chat(Extension(chat): Extension<Chat>) -> Response {
     }
     let uses = chat.uses.unwrap_or(chat.max_tokens);
     let (cost, mut meter) = TrueCost::metered();
-    let words = (0..=uses).map(move |said| {
-        Ok::<_, Infallible>(if said < uses {
-            meter.add("tokens", 1);
-            // The cost is updated with each word, since the client may disconnect after any of
+    let words = (1..=uses + 1).map(move |said| {
+        Ok::<_, Infallible>(if said <= uses {
+            // The costs are updated with each word, since the client may disconnect after any of
             // them.
-            meter.set("cents", cents(meter.cost("tokens")));
+            meter.set("tokens", said);
+            meter.set("cents", cents(said));
             "word ".to_owned()
         } else {
             format!("\n{{\"usage\":{{\"total_tokens\":{uses}}}}}\n")

@@ -299,7 +299,7 @@ where
 
 /// Extracts a value that an outer layer has put into the request's extensions, such as a verified
 /// user, as in [the guide](crate::guide::keys#a-verified-user). `T` becomes a key by
-/// `impl From<&T> for Key`.
+/// `impl From<&T> for Key`: in a generic function, the bound is `for<'a> Key: From<&'a T>`.
 ///
 /// A request without the value is refused with 500, since the server's own layers provide it; if it
 /// is optional, write `extension::<User>().or(peer_ip())`. The limit must be *inside* of the layer

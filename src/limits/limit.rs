@@ -297,7 +297,7 @@ impl Limit {
     /// ```
     /// use http::Request;
     /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
+    /// use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
     ///
     /// let shadow = Quota::per_hour(1).name("site").key(Key::global()).shadow();
     /// let site = Limiter::new(shadow.track_refused(100));

@@ -29,8 +29,7 @@ use crate::sync::{Mutex, in_this_runtime, lock};
 /// A streamed body keeps a [`CostMeter`], and the charge is corrected when the meter is dropped: at
 /// the end of the body, or when the client disconnects. Update all of its costs with each chunk,
 /// since any may be the last one. A limit whose cost the meter was never told keeps its charge,
-/// since the service may have paid before the first chunk. Report a cost of 0 by
-/// [`set`](CostMeter::set).
+/// since the service may have paid before the first chunk: set a cost of 0 where it has not.
 ///
 /// Clones are independent: [`and`](Self::and) changes one report alone.
 #[derive(Clone)]
@@ -104,7 +103,8 @@ impl TrueCost {
         self
     }
 
-    /// Creates a cost that a streamed body adds up, as in the example of [`CostMeter`].
+    /// Creates a cost that a streamed body reports while it is sent, as in the example of
+    /// [`CostMeter`].
     pub fn metered() -> (Self, CostMeter) {
         let metered = Metered { report: Report::default(), waiting: Some(Vec::new()) };
         let meter = CostMeter(Arc::new(Mutex::new(metered)));
@@ -147,33 +147,25 @@ impl fmt::Debug for TrueCost {
     }
 }
 
-/// Adds up the costs of a streamed body: see [`TrueCost`].
+/// The costs so far of a streamed body: see [`TrueCost`].
 ///
 /// ```
 /// use tower_fixed_window::TrueCost;
 ///
 /// let (_, mut meter) = TrueCost::metered();
-/// meter.add("tokens", 3);
-/// meter.add("tokens", 4);
-/// meter.set("cents", meter.cost("tokens").div_ceil(1_000));
-/// assert_eq!((meter.cost("tokens"), meter.cost("cents")), (7, 1));
+/// let mut tokens = 0;
+/// for of_chunk in [3, 4] {
+///     tokens += of_chunk;
+///     meter.set("tokens", tokens);
+///     meter.set("cents", tokens.div_ceil(1_000));
+/// }
 /// ```
 pub struct CostMeter(Arc<Mutex<Metered>>);
 
 impl CostMeter {
-    /// Adds to the cost of the limit of this name.
-    pub fn add(&mut self, name: &str, cost: u64) {
-        self.set(name, self.cost(name).saturating_add(cost));
-    }
-
-    /// Sets the cost of the limit of this name.
+    /// Sets the cost so far of the limit of this name.
     pub fn set(&mut self, name: &str, cost: u64) {
         lock(&self.0).report.costs.insert(name.into(), cost);
-    }
-
-    /// Returns the cost of the limit of this name so far.
-    pub fn cost(&self, name: &str) -> u64 {
-        lock(&self.0).report.costs.get(name).copied().unwrap_or(0)
     }
 }
 

@@ -116,7 +116,8 @@ impl FixedWindowLayer {
     /// with the smallest part left.
     ///
     /// To peek, reset or change a limit at run time, make a [`Limiter`](crate::Limiter) or
-    /// [`Limits`](crate::Limits) first: `FixedWindowLayer::new(&limits)`.
+    /// [`Limits`](crate::Limits) first: `FixedWindowLayer::new(&limits)`. A function of yours that
+    /// passes its argument on takes an `impl Into<Limits>`.
     ///
     /// # Panics
     /// As [`Limits::new`](crate::Limits::new) does.

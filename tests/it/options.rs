@@ -268,8 +268,8 @@ async fn an_estimate_of_zero_passes_where_the_true_cost_does_not_fit_and_one_of_
 /// Streams so many chunks, each of which costs 1.
 fn streaming(chunks: u64) -> Response<Body> {
     let (cost, mut meter) = TrueCost::metered();
-    let chunks = stream::iter(0..chunks).map(move |_| {
-        meter.add("tested", 1);
+    let chunks = stream::iter(1..=chunks).map(move |sent| {
+        meter.set("tested", sent);
         Ok::<_, std::convert::Infallible>("chunk")
     });
     let mut response = Response::new(Body::from_stream(chunks));

@@ -76,7 +76,7 @@ async fn a_metered_report_keeps_the_costs_that_were_added_to_it() {
         type Tell = fn(&mut CostMeter);
         let cases: [(Tell, [u64; 2]); 4] = [
             (|_| {}, [1, 77]),
-            (|meter| meter.add("tokens", 500), [500, 77]),
+            (|meter| meter.set("tokens", 500), [500, 77]),
             (|meter| meter.set("cents", 5), [1, 5]),
             (|meter| meter.set("cents", 0), [1, 0]),
         ];

@@ -188,7 +188,7 @@ fn a_reported_cost_is_kept_when_the_body_is_dropped_outside_of_a_runtime() {
     let response = runtime.block_on(service.oneshot(http::Request::new(()))).expect("infallible");
     let meter = response.extensions().get::<Arc<Mutex<Option<CostMeter>>>>().expect("it is there");
     let mut meter = meter.lock().expect("no panic").take().expect("one");
-    meter.add("runtimes", 100);
+    meter.set("runtimes", 100);
     std::thread::spawn(move || drop(meter)).join().expect("no panic");
     let limit = Quota::per_day(1_000).from_first_request().name("runtimes");
     let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
