@@ -41,7 +41,7 @@ const MAX_INLINE: usize = 2;
 /// its limit left. [`limits`](Self::limits) has the decisions of all.
 ///
 /// ```
-/// use std::time::Duration;
+/// use std::time::{Duration, UNIX_EPOCH};
 /// use tower_fixed_window::{Limiter, Quota};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
@@ -55,6 +55,8 @@ const MAX_INLINE: usize = 2;
 /// assert_eq!(decision.granted(), 1);
 /// assert!(!decision.is_local());
 /// assert!(decision.reset_after() <= Duration::from_secs(86_400));
+/// // At midnight, UTC.
+/// assert_eq!(decision.reset_at().duration_since(UNIX_EPOCH).unwrap().as_secs() % 86_400, 0);
 /// // It was not refused, and does not have to wait.
 /// assert_eq!((decision.retry_after(), decision.retry_at()), (None, None));
 /// assert_eq!((decision.ready_after(), decision.ready_at()), (Duration::ZERO, None));

@@ -80,7 +80,9 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// from 1 ms to ten years ([`MAX_WINDOW`](Self::MAX_WINDOW)). Other values panic where they are
 /// written, which in a `const` is a compile error. Parse what comes from a database or a file, which
 /// returns an error: `format!("{limit}/{seconds}s").parse::<Quota>()`, in [this
-/// form](Self::from_str).
+/// written, which in a `const` is a compile error. Parse what comes from a database or a file, which
+/// returns an error: `format!("{limit}/{seconds}s").parse::<Quota>()`, in [this
+/// form](#impl-FromStr-for-Quota).
 #[derive(Clone, Copy)]
 pub struct Quota {
     pub(crate) limit: u64,
