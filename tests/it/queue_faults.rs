@@ -594,7 +594,8 @@ async fn a_request_that_waits_again_holds_no_permit_of_its_service() {
     // The service is busy, or becomes ready just when the limit is enforced again.
     for is_busy in [true, false] {
         let (layer, ends) = (layer(), Arc::default());
-        let limiter = layer.limits().of("a");
+        let limits = Limits::from(&layer);
+        let limiter = limits.of("a");
         let service = Ends(ConcurrencyLimitLayer::new(1).layer(slow), Arc::clone(&ends));
         let service = layer.layer(service);
         let send = |path| tokio::spawn(status(service.clone().oneshot(get(path))));

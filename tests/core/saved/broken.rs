@@ -156,7 +156,7 @@ fn the_ends_of_a_file_bind_its_store_and_no_other() {
     let days = Quota::per_day(5).in_zone("Europe/Berlin").rollover_up_to(10);
     let ends = |store: MemoryStore, cost| {
         let limiter = Limit::new(days).name("api").store(store);
-        assert!(answer(limiter.check_cost("alice", cost)).allowed());
+        assert!(answer(limiter.charge("alice", cost)).is_ok());
         answer(limiter.peek("alice")).reset_at().duration_since(UNIX_EPOCH).expect("after 1970")
     };
     // The count lasts two days.
