@@ -85,7 +85,7 @@ struct OfKey {
 }
 
 impl ByKey {
-    fn of(self: &Arc<Self>, claim: &Claim) -> Arc<OfKey> {
+    fn find_or_add(self: &Arc<Self>, claim: &Claim) -> Arc<OfKey> {
         let mut all = sync::lock(&self.all);
         if let Some(of_key) = all.get(&claim.counters).and_then(Weak::upgrade) {
             return of_key;
@@ -147,7 +147,7 @@ impl Claim {
 pub(crate) struct Tokens([u128; MAX_LIMITS]);
 
 impl Tokens {
-    pub(crate) fn of(costs: impl Iterator<Item = u64>) -> Self {
+    pub(crate) fn from_costs(costs: impl Iterator<Item = u64>) -> Self {
         let mut of = Self::default();
         of.0.iter_mut().zip(costs).for_each(|(tokens, cost)| *tokens = cost.into());
         of

@@ -255,7 +255,7 @@ impl<'a> Window<'a> {
     /// The state to write if nothing is taken: one that has moved, which would otherwise move along
     /// for as long as the clock was ahead (S4).
     #[inline]
-    pub(crate) fn settled(&self) -> Option<State> {
+    pub(crate) fn moved(&self) -> Option<State> {
         matches!(self.until, StateEnd::Moved(_)).then(|| self.take(0))
     }
 

@@ -98,7 +98,7 @@ impl Decision {
                 standing.used = state.used;
                 *write = Some(state);
             } else if !ask.peek {
-                *write = window.settled();
+                *write = window.moved();
             }
         }
         let inline = [standings[0], standings[1]];
@@ -276,9 +276,9 @@ impl Decision {
             }
             if !is_peek {
                 if late || fits_beside {
-                    let settled = line.windows.iter().map(|window| window.settled());
+                    let moved = line.windows.iter().map(|window| window.moved());
                     writes = [None; N];
-                    writes.iter_mut().zip(settled).for_each(|(write, settled)| *write = settled);
+                    writes.iter_mut().zip(moved).for_each(|(write, moved)| *write = moved);
                 }
                 decision.note_shared(line.shared);
                 write(place, decision.granted() > 0, writes);
@@ -390,7 +390,7 @@ impl Merging {
         if line.verdict != Verdict::Passed {
             self.verdict = self.verdict.max(line.verdict);
         }
-        let rank = Rank::of(&line);
+        let rank = Rank::new(&line);
         if self.governing.as_ref().is_none_or(|governing| rank.prevails_over(governing)) {
             (self.governing, all.governing) = (Some(rank), Some(place as u8));
         }
@@ -419,7 +419,7 @@ impl Details {
 
 impl Rank {
     #[inline(always)]
-    fn of(line: &DecidedLine) -> Self {
+    fn new(line: &DecidedLine) -> Self {
         let governor = line.governor();
         Self {
             allowed: line.allowed(),

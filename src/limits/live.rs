@@ -40,7 +40,7 @@ impl Live {
             generation: AtomicU64::new(0),
             ends: AtomicI64::new(NEVER),
             shadow: AtomicBool::new(limit.shadow),
-            changes: Mutex::new(Changes::of(&limit)),
+            changes: Mutex::new(Changes::none(&limit)),
             tracker: limit.tracked.map(|most| Arc::new(Tracker::new(most))),
             limit,
             #[cfg(feature = "tracing")]
@@ -285,7 +285,7 @@ impl<T: Copy> Changed<T> {
 }
 
 impl Changes {
-    fn of(limit: &Limit) -> Self {
+    fn none(limit: &Limit) -> Self {
         Self {
             count: 0,
             quotas: Changed { for_good: limit.quotas.into(), for_now: None },

@@ -24,7 +24,7 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn new(queue: &Arc<Queue>, claim: Claim) -> Self {
-        let (of_key, sent) = (queue.by_key.of(&claim), claim.arrived);
+        let (of_key, sent) = (queue.by_key.find_or_add(&claim), claim.arrived);
         Self { queue: Arc::clone(queue), of_key, claim, number: None, sent, alarm: None }
     }
 

@@ -71,7 +71,7 @@ impl ChargedQuotas {
     }
 
     /// The flag says that these counters are all.
-    pub(super) fn of<T>(&self, scope: &Scope, look: impl FnOnce(&[Quota], bool) -> T) -> T {
+    pub(super) fn look_at<T>(&self, scope: &Scope, look: impl FnOnce(&[Quota], bool) -> T) -> T {
         let noted = sync::lock(&self.noted);
         match noted.scopes.get(&scope.id()) {
             Some(scope) => look(&scope.quotas, !scope.others),

@@ -240,7 +240,7 @@ impl Store for MemoryStore {
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let (now, mut locked) = self.find(scope, key);
         let (home, shard) = (locked.homes[0], locked.shard_of(0));
-        self.memory.counters.of(scope, |counters, all| {
+        self.memory.counters.look_at(scope, |counters, all| {
             let mut own = true;
             for quota in counters {
                 own &= shard.clear_count(now, scope, key, quota, &home);

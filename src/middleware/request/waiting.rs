@@ -129,7 +129,7 @@ impl LimitedRequest {
         Claim {
             counters: self.lines().map(counter).collect(),
             terms: self.terms(),
-            cost: Tokens::of(self.lines().map(|line| line.cost)),
+            cost: Tokens::from_costs(self.lines().map(|line| line.cost)),
             arrived,
         }
     }
