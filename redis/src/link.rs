@@ -46,7 +46,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, cmd, pipe};
-use tokio::sync::watch;
+use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connect::{NEVER, silence};
@@ -83,13 +83,16 @@ impl Link {
     async fn get_connection(&self, patience: Duration) -> RedisResult<Connection> {
         let patience = patience.min(NEVER).as_millis() as u64;
         // Calls go in order of arrival, those that come when a connection is there, too.
-        let mut turn = self.0.turn.try_lock().ok();
+        let turns = &self.0.turns;
+        let mut turn = Arc::clone(turns).try_lock_owned().ok();
         let mut changes = None::<watch::Receiver<Status>>;
         loop {
             match (self.try_get(patience)?, &turn, &mut changes) {
-                (Ok(connection), Some(_), _) => return Ok(connection),
-                (Ok(_), None, _) => turn = Some(self.0.turn.lock().await),
-                (Err(until), None, _) => turn = timeout_at(until, self.0.turn.lock()).await.ok(),
+                (Ok(connection), Some(_), _) => return Ok(Connection { turn, ..connection }),
+                (Ok(_), None, _) => turn = Some(Arc::clone(turns).lock_owned().await),
+                (Err(until), None, _) => {
+                    turn = timeout_at(until, Arc::clone(turns).lock_owned()).await.ok();
+                }
                 (Err(until), _, Some(changes)) => {
                     let _ = timeout_at(until, changes.changed()).await;
                 }
@@ -118,6 +121,7 @@ impl Link {
                     health,
                     after_replica: status.after_replica && status.made_at.elapsed() < IDLE,
                     at: now,
+                    turn: None,
                     asks: false,
                     unsent: false,
                 }));
@@ -190,6 +194,8 @@ pub(super) struct Connection {
     /// The connection before led to a replica: if this one does, the next one may, too.
     after_replica: bool,
     at: u64,
+    /// Until the first call is handed over.
+    turn: Option<OwnedMutexGuard<()>>,
     /// The key is on its way to this node of a cluster.
     asks: bool,
     unsent: bool,
@@ -217,6 +223,7 @@ impl Connection {
                 Box::pin(async { Ok(answers.await?.pop().unwrap_or(Value::Nil)) })
             }
         };
+        self.turn = None;
         let answer = match timeout(Duration::from_millis(upkeep.pace()), &mut answer).await {
             Ok(answer) => answer,
             Err(_) => {

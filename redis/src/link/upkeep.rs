@@ -46,8 +46,8 @@ const WANTED: Duration = Duration::from_secs(1);
 pub(super) struct Upkeep {
     pub(super) origin: Arc<Origin>,
     pub(super) status: watch::Sender<Status>,
-    /// Of the calls that wait for a connection.
-    pub(super) turn: Mutex<()>,
+    /// Of the calls that are not handed to a connection yet.
+    pub(super) turns: Arc<Mutex<()>>,
     /// When a caller last found no connection, in milliseconds of the origin's clock.
     pub(super) asked_at: AtomicU64,
     /// The shortest, in microseconds.
@@ -93,7 +93,7 @@ impl Upkeep {
         Self {
             origin: Arc::clone(origin),
             status: watch::Sender::new(status),
-            turn: Mutex::default(),
+            turns: Arc::default(),
             asked_at: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
         }
