@@ -271,9 +271,9 @@ impl AnyTable {
             let wanted: Vec<_> = batch.iter().map(|waiting| waiting.is_wanted(at)).collect();
             let asked = batch.iter().zip(&wanted);
             let asked = asked.map(|(waiting, wanted)| wanted.then_some(&waiting.asked));
+            let lost = batch.iter().map(|waiting| (1..TRIES).contains(&waiting.tries));
+            let lost = step.counters_of(lost);
             let DecidedStep { groups, answers } = step.decide(asked, now, &had);
-            let lost = batch.iter().filter(|waiting| (1..TRIES).contains(&waiting.tries));
-            let lost = Step::of(lost.map(|waiting| &waiting.asked)).counters;
             let write = self.write_and_read(&groups, &lost);
             let (written, read) = match WaitingQuestion::wait_for(&mut batch, write).await {
                 Some(Ok(answers)) => answers,

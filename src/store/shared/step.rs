@@ -105,6 +105,16 @@ impl Step {
         Self { counters: counters.into_iter().map(|(id, _)| id).collect(), quotas, places }
     }
 
+    /// The counters of some of what was asked.
+    pub(super) fn counters_of(&self, is_one: impl Iterator<Item = bool>) -> Vec<CounterId> {
+        let mut found = vec![false; self.counters.len()];
+        for (places, _) in self.places.iter().zip(is_one).filter(|(_, is_one)| *is_one) {
+            places.iter().for_each(|place| found[*place] = true);
+        }
+        let found = self.counters.iter().zip(found).filter(|(_, found)| *found);
+        found.map(|(counter, _)| counter.clone()).collect()
+    }
+
     /// Leaves out questions that are no longer wanted.
     pub(super) fn decide<'a>(
         mut self,
