@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{Request, Response};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
@@ -36,27 +36,6 @@ fn far(limits: usize) -> (FarStore, FixedWindowLayer) {
 async fn used(limiter: &Limiter) -> u64 {
     sleep(Duration::from_millis(100)).await;
     limiter.peek(Key::global()).await.expect("the store answers").used()
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_hang_up_while_the_store_decides_is_refunded_if_the_layer_refunds_hang_ups() {
-    for limits in 1..=3 {
-        // Drops on the way to each limit's count, and on the way back.
-        for (i, way) in (0..limits).flat_map(|i| [(i, 5), (i, 15)]) {
-            let after = 20 * i as u64 + way;
-            for (layer, counts) in [(far(limits).1, true), (far(limits).1.refund_dropped(), false)]
-            {
-                let limiter = limiter_of(&layer);
-                let request = tokio::spawn(layer.layer(service_fn(inner)).oneshot(get("/")));
-                sleep(Duration::from_millis(after)).await;
-                request.abort();
-                // Of a charge in order that is dropped nothing counts: not all were decided.
-                let counts = counts && limits == 1;
-                let used = used(&limiter).await;
-                assert_eq!(used, u64::from(counts), "{limits}, dropped after {after} ms");
-            }
-        }
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -103,26 +82,6 @@ async fn with_a_queue_a_hang_up_while_the_store_decides_counts_nothing() {
         request.abort();
         sleep(Duration::from_millis(50)).await;
         assert_eq!(used(&limiter).await, 0, "{limits} limits");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_hang_up_after_queueing_counts_unless_the_layer_refunds_hang_ups() {
-    for (limits, refunds) in (1..=3).flat_map(|limits| [(limits, false), (limits, true)]) {
-        let (start, layer) = (Instant::now(), far(limits).1);
-        let layer = if refunds { layer.refund_dropped() } else { layer };
-        let layer = layer.queue(9, LONG);
-        let limiter = limiter_of(&layer);
-        let service = layer.layer(service_fn(inner));
-        for _ in 0..2 {
-            let Ok(_) = service.clone().oneshot(get("/")).await;
-        }
-        let queued = tokio::spawn(service.clone().oneshot(get("/")));
-        // In the second in which the service works: the next minute's first.
-        sleep_until(start + Duration::from_millis(60_500)).await;
-        assert!(!queued.is_finished(), "the service has it");
-        queued.abort();
-        assert_eq!(used(&limiter).await, u64::from(!refunds), "{limits} limits");
     }
 }
 

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::error_handling::HandleErrorLayer;
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -23,7 +22,6 @@ use tower_fixed_window::{
 };
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
-use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::TraceLayer;
 
 use crate::support::{
@@ -175,53 +173,6 @@ fn paused(quota: Quota) -> FixedWindowLayer {
 
 fn in_memory(limit: Limit) -> FixedWindowLayer {
     FixedWindowLayer::new(limit.store(MemoryStore::new().clock(paused_clock())))
-}
-
-fn timeout() -> TimeoutLayer {
-    TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(5))
-}
-
-fn slow_app() -> Router {
-    let slow = on_get(async || sleep(Duration::from_secs(50)).await);
-    Router::new().route("/", on_get(async || "hello")).route("/slow", slow)
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_timeout_inside_of_the_limit_excludes_queueing_and_its_response_has_headers() {
-    let queued = paused(Quota::per_minute(1)).queue(9, Duration::from_secs(600));
-    let app = slow_app().layer(timeout()).layer(queued);
-    assert_eq!(ask(&app, get("/")).await.status(), StatusCode::OK);
-    let (start, waited) = (Instant::now(), ask(&app, get("/")).await);
-    assert_eq!(waited.status(), StatusCode::OK);
-    assert_eq!(start.elapsed().as_secs(), 60, "longer than the time that the service has");
-
-    let app = slow_app().layer(timeout()).layer(paused(Quota::per_minute(9)));
-    let late = ask(&app, get("/slow")).await;
-    assert_eq!((late.status(), limit_headers(&late)["used"]), (StatusCode::REQUEST_TIMEOUT, "1"));
-    let served = paused(Quota::per_minute(9)).count_if(|response| response.status != 408);
-    let late = ask(&slow_app().layer(timeout()).layer(served), get("/slow")).await;
-    assert_eq!(limit_headers(&late)["used"], "0", "it can be exempted by its status");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_timeout_outside_of_the_limit_includes_queueing_and_its_response_has_no_headers() {
-    let queued = paused(Quota::per_minute(1)).queue(9, Duration::from_secs(600));
-    let app = slow_app().layer(queued).layer(timeout());
-    assert_eq!(ask(&app, get("/")).await.status(), StatusCode::OK);
-    let (start, late) = (Instant::now(), ask(&app, get("/")).await);
-    assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT);
-    assert_eq!(start.elapsed().as_secs(), 5);
-
-    // The limit sees a dropped request, which counts unless the layer refunds it.
-    for (limit, left) in
-        [(paused(Quota::per_minute(9)), 1), (paused(Quota::per_minute(9)).refund_dropped(), 0)]
-    {
-        let limiter = limiter_of(&limit);
-        let late = ask(&slow_app().layer(limit).layer(timeout()), get("/slow")).await;
-        assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT);
-        assert!(limit_headers(&late).is_empty());
-        assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), left);
-    }
 }
 
 type Handler =
@@ -382,48 +333,6 @@ async fn a_second_limit_outside_of_authentication_stops_password_guessing() {
         assert_eq!(ask(&app, with_token("guess")).await.status(), StatusCode::UNAUTHORIZED);
     }
     assert_eq!(ask(&app, with_token("guess")).await.status(), StatusCode::TOO_MANY_REQUESTS);
-}
-
-/// A service that always fails.
-fn failing() -> Handler {
-    Handler::new(service_fn(async |_| Err::<http::Response<Body>, _>("on purpose".into())))
-}
-
-/// Makes a response of an error, as axum requires.
-async fn error_response(error: BoxError) -> (StatusCode, String) {
-    (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
-}
-
-#[tokio::test]
-async fn errors_handled_inside_of_the_limit_are_responses_with_its_headers() {
-    let handle_errors = || HandleErrorLayer::new(error_response);
-    let limit = per_minute(9, Mood::Now);
-    let service = ServiceBuilder::new().layer(limit).layer(handle_errors()).service(failing());
-    let Ok(answer) = service.oneshot(get("/")).await;
-    assert_eq!((answer.status().as_u16(), limit_headers(&answer)["used"]), (503, "1"));
-
-    let limit = per_minute(9, Mood::Now).count_if(|response| !response.status.is_server_error());
-    let service = ServiceBuilder::new().layer(limit).layer(handle_errors()).service(failing());
-    let Ok(answer) = service.oneshot(get("/")).await;
-    assert_eq!(limit_headers(&answer)["used"], "0", "and can be told from others");
-}
-
-#[tokio::test]
-async fn errors_handled_outside_of_the_limit_have_no_headers_and_count() {
-    let limit = per_minute(1, Mood::Now);
-    let limiter = limiter_of(&limit);
-    let service = ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(error_response))
-        .layer(limit)
-        .service(failing());
-    let Ok(answer) = service.clone().oneshot(get("/")).await;
-    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(limit_headers(&answer).is_empty());
-    assert_eq!(limiter.peek(Key::global()).await.expect("memory").used(), 1);
-    // A refusal is no error: it goes past the handler.
-    let Ok(refused) = service.oneshot(get("/")).await;
-    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(limit_headers(&refused).len(), 4);
 }
 
 #[tokio::test]

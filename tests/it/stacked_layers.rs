@@ -17,12 +17,11 @@ use tokio::time::sleep;
 use tower::retry::{Policy, RetryLayer};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::header;
-use tower_fixed_window::{FixedWindowLayer, Headers, Key, Limit, Limiter, Limits, Quota, TrueCost};
+use tower_fixed_window::{FixedWindowLayer, Headers, Key, Limit, Limiter};
 use tower_http::timeout::TimeoutLayer;
 
 use crate::support::{
-    ANSWERS, Case, Mood, TestStore, everyone, get, layered, limit_headers, limiter_of, per_minute,
+    ANSWERS, Case, Mood, everyone, get, layered, limit_headers, limiter_of, per_minute,
 };
 
 type Inner = BoxCloneSyncService<Request<Body>, Response, BoxError>;
@@ -284,37 +283,6 @@ async fn an_outer_layer_may_choose_not_to_count_a_status() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn true_costs_are_settled_whoever_has_refused_what() {
-    for (mood, status) in ANSWERS.into_iter().flat_map(|mood| [200, 429, 503].map(|s| (mood, s))) {
-        let costly = client(refuses(mood, Headers::GitHub), move |mut response| {
-            *response.status_mut() = StatusCode::from_u16(status)?;
-            response.extensions_mut().insert(TrueCost::of("tested", 5));
-            Ok(response)
-        });
-        let outer = layered(everyone(9).settled(), Case { mood, limits: Some(2) });
-        let (service, limiter, _) = counted(outer, costly);
-        service.oneshot(get("/")).await.expect("an answer");
-        assert_eq!(used(&limiter).await, 5, "{status}, {mood:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_narrower_key_outside_uses_up_no_wider_limit() {
-    for mood in ANSWERS {
-        let per_user = layered(everyone(2).key(header("x-user")), mood);
-        let for_all = per_minute(9, mood);
-        let limiter = limiter_of(&for_all);
-        let service = ServiceBuilder::new().layer(per_user).layer(for_all).service(works());
-        for _ in 0..20 {
-            let request = Request::get("/").header("x-user", "alice").body(Body::empty());
-            service.clone().oneshot(request.expect("a request")).await.expect("an answer");
-        }
-        let standing = limiter.peek(Key::global()).await.expect("memory answers");
-        assert_eq!(standing.used(), 2, "{mood:?}");
-    }
-}
-
 /// A layer around a client writes its numbers, unless it is told not to.
 #[tokio::test(start_paused = true)]
 async fn a_clients_numbers_reach_inbound_clients_unless_its_layer_writes_none() {
@@ -327,22 +295,5 @@ async fn a_clients_numbers_reach_inbound_clients_unless_its_layer_writes_none() 
         });
         let response = per_minute(9, Mood::Now).layer(copies).oneshot(get("/")).await;
         assert_eq!(limit_headers(&response.expect("an answer"))["limit"], shown);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_shadow_beside_an_enforced_limit_counts_what_is_refused_behind_it() {
-    for mood in ANSWERS {
-        let limits = [
-            Quota::per_minute(9).name("enforced").key(Key::global()),
-            Quota::per_minute(9).name("shadow").key(Key::global()).shadow(),
-        ];
-        let limits = Limits::new(limits).store(TestStore::new(mood));
-        let service = FixedWindowLayer::new(&limits).layer(refuses(mood, Headers::GitHub));
-        let refused = service.oneshot(get("/")).await.expect("an answer");
-        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        for limiter in ["enforced", "shadow"].map(|name| limits.of(name)) {
-            assert_eq!(used(limiter).await, 1, "{}, {mood:?}", limiter.name());
-        }
     }
 }

@@ -47,48 +47,6 @@ fn limit_of(layer: &FixedWindowLayer, key: &str) -> (String, u16) {
 }
 
 #[test]
-fn former_quotas_hold_from_the_instant_on() {
-    let (store, clock) = store();
-    let api = per_day(5).store(store);
-    let (layer, clone) = (FixedWindowLayer::new(&api), api.clone());
-    api.set_quotas_until(Quota::per_day(50), in_an_hour());
-    assert_eq!(limit_of(&layer, "a").0, "50");
-    assert_eq!(block_on(clone.peek("b")).expect("memory").limit(), 50);
-    clock.advance(HOUR - Duration::from_millis(1));
-    assert_eq!(limit_of(&layer, "a").0, "50");
-    clock.advance(Duration::from_millis(1));
-    assert_eq!(limit_of(&layer, "a").0, "5");
-    assert_eq!(block_on(clone.peek("b")).expect("memory").limit(), 5);
-    assert_eq!(api.quotas(), Some(Quota::per_day(5).into()));
-}
-
-#[test]
-fn a_change_for_good_stays_behind_one_that_ends_and_replaces_one_before() {
-    let (store, clock) = store();
-    let api = per_day(5).store(store);
-    api.set_quotas(Quota::per_day(7));
-    api.set_quotas_until(Quota::per_day(50), in_an_hour());
-    api.set_quotas_until(Quota::per_day(60), in_an_hour() + HOUR);
-    clock.advance(HOUR);
-    assert_eq!(
-        api.quotas(),
-        Some(Quota::per_day(60).into()),
-        "the later change replaced the other"
-    );
-    clock.advance(HOUR);
-    assert_eq!(api.quotas(), Some(Quota::per_day(7).into()));
-
-    api.set_quotas_until(Quota::per_day(50), in_an_hour() + 2 * HOUR);
-    api.set_quotas(Quota::per_day(8));
-    assert_eq!(api.quotas(), Some(Quota::per_day(8).into()));
-    clock.advance(HOUR);
-    assert_eq!(api.quotas(), Some(Quota::per_day(8).into()));
-
-    api.set_quotas_until(Quota::per_day(50), at(NOW_MS));
-    assert_eq!(api.quotas(), Some(Quota::per_day(8).into()), "that instant has passed");
-}
-
-#[test]
 fn a_service_follows_the_quotas_for_good_when_others_end() {
     let (store, clock) = store();
     let api = per_day(5).store(store);
@@ -224,43 +182,6 @@ fn a_key_of_a_limit_by_plan_has_them_too() {
     assert_eq!(limit("/").expect("a limit"), "1");
     assert_eq!(limit("/free"), None);
     assert!(block_on(api.peek(Key::global())).is_err(), "its plan is only known to requests");
-}
-
-#[tokio::test(start_paused = true)]
-async fn requests_in_a_queue_follow_the_quotas_but_keep_those_of_their_key() {
-    let in_a_while = at(crate::support::MINUTE_MS) + Duration::from_secs(30);
-    let three = Quota::per_minute(3);
-    // Three at once, then by the former quotas.
-    let change = |api: &Limiter| api.set_quotas_until(three, in_a_while);
-    assert_eq!(minutes_of_six(change).await, [0, 0, 0, 1, 2, 3]);
-    // As the plan of a request, the quotas of its key are those at its arrival.
-    let change = |api: &Limiter| api.set_key_quotas_until(Key::global(), three, in_a_while);
-    assert_eq!(minutes_of_six(change).await, [0, 0, 0, 1, 1, 1]);
-}
-
-/// The minutes in which six requests are served that arrive together.
-async fn minutes_of_six(change: impl Fn(&Limiter)) -> Vec<u64> {
-    let store = MemoryStore::new().clock(paused_clock());
-    let api = Quota::per_minute(1).name("api").key(Key::global()).store(store);
-    let layer = FixedWindowLayer::new(&api).queue(10, Duration::from_secs(600));
-    let service = layer.layer(tower::service_fn(async |_: Request<Body>| {
-        Ok::<_, Infallible>(Response::new(Body::empty()))
-    }));
-    change(&api);
-    let start = tokio::time::Instant::now();
-    let waits = (0..6).map(|_| {
-        let service = service.clone();
-        tokio::spawn(async move {
-            let response = service.oneshot(get("/")).await.expect("infallible");
-            assert_eq!(response.status(), 200);
-            start.elapsed().as_secs()
-        })
-    });
-    let mut minutes = Vec::new();
-    for wait in waits.collect::<Vec<_>>() {
-        minutes.push(wait.await.expect("no panic") / 60);
-    }
-    minutes
 }
 
 /// Also reported, while the log shows refusals.
