@@ -48,6 +48,7 @@ pub struct Contestant {
 pub enum Store {
     Memory,
     Redis,
+    Postgres,
 }
 
 /// Further rules of a limit, beside tokens in a window.
@@ -84,7 +85,7 @@ pub enum Beside {
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub name: String,
-    /// The address of the proxy or of Redis.
+    /// The address of the proxy or of the server.
     pub url: String,
     /// Tokens.
     pub limit: u64,

@@ -11,6 +11,7 @@ use tower_fixed_window::{
     OnStoreFailure, Quota, Quotas, Receipt, StoreError,
 };
 use tower_fixed_window_conformance::InOrder;
+use tower_fixed_window_postgres::PostgresStore;
 use tower_fixed_window_redis::RedisStore;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -27,13 +28,14 @@ const OURS: Contestant = Contestant {
     local: false,
 };
 
-pub(crate) const CONTESTANTS: [Contestant; 6] = [
+pub(crate) const CONTESTANTS: [Contestant; 7] = [
     Contestant { name: "ours", store: Store::Memory, ..OURS },
     Contestant { name: "ours-on-demand", store: Store::Memory, windows: Windows::OnDemand, ..OURS },
     Contestant { name: "ours-redis", ..OURS },
     Contestant { name: "ours-redis-local", local: true, ..OURS },
     Contestant { name: "ours-redis-on-demand", windows: Windows::OnDemand, ..OURS },
     Contestant { name: "ours-redis-in-order", ..OURS },
+    Contestant { name: "ours-postgres", store: Store::Postgres, ..OURS },
 ];
 
 /// Makes the limiter of this crate that the setup names.
@@ -46,11 +48,17 @@ pub(crate) fn make(setup: &Setup) -> Box<dyn Limiter> {
     };
     let limit = |quotas: Quotas| quotas.name("proof");
     let redis = || RedisStore::new(setup.url.as_str()).expect("it is an address");
+    // So that killing the server loses nothing.
+    let postgres = || {
+        let store = PostgresStore::new(&setup.url).expect("it is an address");
+        store.wait_for_disk().on_failure(OnStoreFailure::Deny)
+    };
     if setup.limits > 1 {
         let limits = Limits::new(LIMITS.map(|name| quotas.name(name)));
         return Box::new(match &setup.name[..] {
             "ours" => Several(limits.store(memory())),
             "ours-redis-local" => Several(limits.store(redis())),
+            "ours-postgres" => Several(limits.store(postgres())),
             "ours-redis-in-order" => {
                 Several(limits.store(InOrder(redis().on_failure(OnStoreFailure::Deny))))
             }
@@ -76,6 +84,7 @@ pub(crate) fn make(setup: &Setup) -> Box<dyn Limiter> {
         "ours-on-demand" => limit(first()).store(memory()),
         "ours-redis" => limit(quotas).store(redis().on_failure(OnStoreFailure::Deny)),
         "ours-redis-local" => limit(quotas).store(redis()),
+        "ours-postgres" => limit(quotas).store(postgres()),
         "ours-redis-on-demand" => limit(first()).store(redis().on_failure(OnStoreFailure::Deny)),
         other => panic!("there is no {other}"),
     };

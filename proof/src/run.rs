@@ -5,8 +5,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use harness::{Proxy, Server, signal, wait_for};
+use harness::{Postgres, Proxy, Server, signal, wait_for};
 use tempfile::TempDir;
+use tower_fixed_window_postgres::SCHEMA;
 
 use crate::check::{Promise, above};
 use crate::history::{Answer, Ask, Line, collect, now};
@@ -57,14 +58,25 @@ const STARTS_WITHIN: u64 = 300;
 pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
     let redis = contestant.store == Store::Redis;
     let server = redis.then(start_server);
+    let is_postgres = contestant.store == Store::Postgres;
+    let postgres = is_postgres.then(|| {
+        let server = Postgres::start().expect("a server is installed");
+        server.run(SCHEMA);
+        server
+    });
     let replica = (redis && scenario.replica).then(start_server);
     if let (Some(server), Some(replica)) = (&server, &replica) {
         order(replica, &["REPLICAOF", "127.0.0.1", &server.port.to_string()]);
         wait_for("the replica", || replication(replica).contains("master_link_status:up"));
     }
-    let port = server.as_ref().map_or(0, |server| server.port);
-    let proxy = (redis && scenario.proxied).then(|| Proxy::to(port));
-    let url = format!("redis://127.0.0.1:{}/", proxy.as_ref().map_or(port, |proxy| proxy.port));
+    let port = server.as_ref().map(|server| server.port);
+    let port = port.or(postgres.as_ref().map(|server| server.port));
+    let proxy = port.filter(|_| scenario.proxied).map(Proxy::to);
+    let to = proxy.as_ref().map(|proxy| proxy.port).or(port).unwrap_or_default();
+    let url = match contestant.store {
+        Store::Postgres => format!("postgres://postgres@127.0.0.1:{to}/postgres"),
+        _ => format!("redis://127.0.0.1:{to}/"),
+    };
     let from = now() + STARTS_WITHIN * 1_000;
     let first = Node {
         scenario: scenario.clone(),
@@ -73,7 +85,7 @@ pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
         number: 0,
         from,
     };
-    let nodes = if redis { scenario.nodes } else { 1 };
+    let nodes = if port.is_some() { scenario.nodes } else { 1 };
     let zones = (scenario.beside != Beside::Nothing).then(|| {
         let folder = tempfile::tempdir().expect("there is room for files");
         zone::write(folder.path(), scenario.midnight(from));
@@ -82,6 +94,7 @@ pub async fn run(scenario: &Scenario, contestant: &Contestant) -> Outcome {
     let mut stage = Stage {
         zones,
         server,
+        postgres,
         replica,
         proxy,
         next: first,
@@ -192,6 +205,7 @@ fn ran_out_of_patience(ask: &Ask, max_wait: u64) -> bool {
 struct Stage {
     zones: Option<TempDir>,
     server: Option<Server>,
+    postgres: Option<Postgres>,
     replica: Option<Server>,
     proxy: Option<Proxy>,
     /// The next process: each has a number of its own.
@@ -226,10 +240,10 @@ impl Stage {
     fn step(&mut self, step: Step) -> Option<Reader> {
         let before = now();
         match step {
-            Step::KillStore => self.server().kill(),
-            Step::StartStore => self.server().restart(),
-            Step::FreezeStore => self.server().freeze(),
-            Step::ThawStore => self.server().thaw(),
+            Step::KillStore => self.each(Server::kill, Postgres::kill),
+            Step::StartStore => self.each(Server::restart, Postgres::restart),
+            Step::FreezeStore => self.each(|of| of.freeze(), |of| of.freeze()),
+            Step::ThawStore => self.each(|of| of.thaw(), |of| of.thaw()),
             Step::EmptyStore => {
                 order(self.server(), &["FLUSHALL"]);
                 self.losses.push((before, now()));
@@ -274,6 +288,12 @@ impl Stage {
         self.disturbed.iter_mut().for_each(|span| span.1 = span.1.min(now()));
         self.disturbed.push((before, to));
         None
+    }
+
+    /// Harms the server, whichever it is.
+    fn each(&mut self, redis: impl FnOnce(&mut Server), postgres: impl FnOnce(&mut Postgres)) {
+        self.server.as_mut().map(redis);
+        self.postgres.as_mut().map(postgres);
     }
 
     fn server(&mut self) -> &mut Server {

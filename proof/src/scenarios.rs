@@ -45,8 +45,8 @@ pub struct Scenario {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Who {
     All,
-    /// Limiters that count in Redis.
-    Redis,
+    /// Limiters that count in a server.
+    Server,
     /// Ours, since others have no such thing: receipts, costs, a clock that can be replaced.
     Ours,
     OursInMemory,
@@ -83,19 +83,22 @@ pub enum Step {
 
 /// The limiter that charges several limits in order, and all that charge several limits.
 const IN_ORDER: &str = "ours-redis-in-order";
-const TOGETHER: [&str; 4] = ["ours", "ours-redis", "ours-redis-local", IN_ORDER];
-const KNOWN: [&str; 3] = ["ours", "ours-redis", "ours-redis-local"];
+const TOGETHER: [&str; 5] = ["ours", "ours-redis", "ours-redis-local", IN_ORDER, "ours-postgres"];
+const KNOWN: [&str; 4] = ["ours", "ours-redis", "ours-redis-local", "ours-postgres"];
 
 impl Scenario {
     /// Returns `true` if a limiter takes part.
     pub fn is_for(&self, contestant: &Contestant) -> bool {
         let ours = contestant.name.starts_with("ours");
+        if contestant.store == Store::Postgres && self.is_of_redis() {
+            return false;
+        }
         if contestant.name == IN_ORDER && self.who != Who::OursTogether {
             return false;
         }
         match self.who {
             Who::All => true,
-            Who::Redis => contestant.store == Store::Redis,
+            Who::Server => contestant.store != Store::Memory,
             Who::Ours => ours,
             Who::OursInMemory => contestant.name == "ours",
             Who::OursTogether => TOGETHER.contains(&contestant.name) && !self.harms(contestant),
@@ -103,6 +106,13 @@ impl Scenario {
             Who::OursKnown if self.max_wait() > 0 => KNOWN[..2].contains(&contestant.name),
             Who::OursKnown => KNOWN.contains(&contestant.name) && !self.harms(contestant),
         }
+    }
+
+    /// Returns `true` if only Redis knows what happens.
+    fn is_of_redis(&self) -> bool {
+        let is_of_redis =
+            |step: &Step| matches!(step, Step::EmptyStore | Step::FlushScripts | Step::CloseIdle);
+        self.replica || self.steps.iter().any(|(_, step)| is_of_redis(step))
     }
 
     /// Returns `true` if the scenario harms a network that the limiter does not have.
@@ -162,7 +172,7 @@ fn base(name: &'static str, what: &'static str) -> Scenario {
     Scenario {
         name,
         what,
-        who: Who::Redis,
+        who: Who::Server,
         nodes: 3,
         clients: 8,
         keys: 2,

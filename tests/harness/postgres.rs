@@ -48,6 +48,10 @@ static TEMPLATE: LazyLock<TempDir> = LazyLock::new(|| {
 });
 
 impl Postgres {
+    pub fn is_installed() -> bool {
+        PROGRAMS.is_some()
+    }
+
     /// `None`: no server is installed, and none is required.
     pub fn start() -> Option<Self> {
         Self::with(&[])
