@@ -47,7 +47,8 @@ BEGIN
     IF current_setting('transaction_read_only')::boolean THEN
         RAISE read_only_sql_transaction;
     END IF;
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, array_agg(t.start_ms),
+    -- A cast would round, and the end of a window would be in the next one.
+    SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, array_agg(t.start_ms),
         array_agg(t.end_ms), array_agg(t.used), array_agg(t.until_ms)
     INTO now_ms, starts, ends, useds, untils
     FROM unnest(scopes, keys, wins) AS r(scope, key, win)

@@ -40,3 +40,16 @@ async fn a_clock_that_steps_back_passes_nothing_twice() {
     server.run(&schema_ahead_by(0));
     assert!(!passes().await, "the window that was used up is later");
 }
+
+/// Otherwise the end of a window would be in the next one, and its tokens above the limit.
+#[test]
+fn the_time_that_is_read_is_none_that_is_still_to_come() {
+    let Some(server) = Postgres::start() else { return };
+    server.run(SCHEMA);
+    server.run(
+        "DO $$ DECLARE read bigint; BEGIN FOR i IN 1..1000 LOOP \
+             SELECT now_ms INTO read FROM tfw_read('{}', '{}', '{}'); \
+             ASSERT read <= extract(epoch FROM clock_timestamp()) * 1000; \
+         END LOOP; END $$",
+    );
+}
