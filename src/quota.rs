@@ -123,14 +123,14 @@ pub(crate) enum Anchor {
 }
 
 impl Anchor {
-    /// Above all offsets. This function is apart so that grids need no jump table.
+    /// This function is apart so that grids need no jump table.
     #[cold]
-    const fn tag(self) -> u64 {
+    const fn identity(self, window: u64) -> [u64; 2] {
         match self {
-            Self::Grid { .. } => 0,
-            Self::Staggered => u64::MAX,
-            Self::FirstRequest => u64::MAX - 1,
-            Self::Calendar(calendar) => u64::MAX - 2 - calendar.id(),
+            Self::Grid { offset, .. } => [window, offset],
+            Self::Staggered => [window, u64::MAX],
+            Self::FirstRequest => [window, u64::MAX - 1],
+            Self::Calendar(calendar) => calendar.identity(),
         }
     }
 }
@@ -502,15 +502,14 @@ impl Quota {
         CounterName(*self)
     }
 
-    /// [`counter`](Self::counter) as a number that must still be mixed, and holds only in this
-    /// process.
+    /// [`counter`](Self::counter) as two numbers, which no other counter has in this process. Whoever
+    /// makes one number of them mixes in what nobody can know: windows may be chosen by an enemy.
     #[inline]
-    pub(crate) const fn identity(&self) -> u64 {
-        let anchor = match self.anchor {
-            Anchor::Grid { offset, .. } => offset,
-            other => other.tag(),
-        };
-        self.window ^ anchor.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    pub(crate) const fn identity(&self) -> [u64; 2] {
+        match self.anchor {
+            Anchor::Grid { offset, .. } => [self.window, offset],
+            other => other.identity(self.window),
+        }
     }
 
     /// Whether windows carry nothing over, and the limit is not 0.
@@ -528,16 +527,8 @@ impl Quota {
     }
 
     pub(crate) const fn same_counter(&self, other: &Quota) -> bool {
-        self.window == other.window
-            && match (self.anchor, other.anchor) {
-                (Anchor::Grid { offset: a, .. }, Anchor::Grid { offset: b, .. }) => a == b,
-                (Anchor::Staggered, Anchor::Staggered)
-                | (Anchor::FirstRequest, Anchor::FirstRequest) => true,
-                (Anchor::Calendar(a), Anchor::Calendar(b)) => {
-                    a.id() == b.id() && a.since == b.since
-                }
-                _ => false,
-            }
+        let ([a, b], [c, d]) = (self.identity(), other.identity());
+        a == c && b == d
     }
 }
 

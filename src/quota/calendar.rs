@@ -5,8 +5,8 @@ use std::fmt;
 #[cfg(feature = "saved")]
 use std::ops::RangeInclusive;
 
+use super::QuotaError;
 use super::zone::{RecentWindows, Zone};
-use super::{QuotaError, fmix64};
 
 const DAY: i64 = super::DAY_MS as i64;
 /// The last instant (S11).
@@ -160,10 +160,10 @@ impl Calendar {
         self.start_of(self.number_from(start).saturating_add(n))
     }
 
-    /// The upper bit is never set.
-    pub(super) const fn id(self) -> u64 {
-        let since = (self.since + 1) as u64;
-        (self.zone.id() << 16 | self.period.index() as u64) ^ fmix64(since) >> 1
+    /// The first number is above all windows' lengths.
+    pub(super) const fn identity(self) -> [u64; 2] {
+        let period = self.zone.id() << 16 | self.period.index() as u64;
+        [1 << 63 | period, (self.since + 1) as u64]
     }
 }
 

@@ -3,9 +3,11 @@
 
 use std::array;
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::account::{Scope, ScopeId};
+use super::sharded::mix;
 use crate::quota::Quota;
 use crate::sync::{self, Mutex};
 
@@ -20,6 +22,8 @@ const PROBES: usize = 4;
 pub(super) struct ChargedQuotas {
     /// Hashes of noted counters, so that most charges need no lock.
     marks: [AtomicU64; MARKS],
+    /// Names of scopes and windows may be chosen for equal marks.
+    secrets: [u64; 2],
     noted: Mutex<NotedScopes>,
 }
 
@@ -47,8 +51,8 @@ impl Default for ChargedQuotas {
 impl ChargedQuotas {
     pub(super) fn note(&self, scope: &Scope, quota: &Quota) {
         // 0 is no mark.
-        let [low, high] = scope.id();
-        let mark = (low ^ high.rotate_left(32) ^ quota.identity()).max(1);
+        let ([low, high], [first, second]) = (scope.id(), self.secrets);
+        let mark = mix([low ^ first, high ^ second], quota.identity()).max(1);
         if self.cells(mark).all(|cell| cell.load(Ordering::Relaxed) != mark) {
             self.add_counter(scope, quota, mark);
         }
@@ -111,6 +115,8 @@ impl ChargedQuotas {
 
 impl From<NotedScopes> for ChargedQuotas {
     fn from(noted: NotedScopes) -> Self {
-        Self { marks: array::from_fn(|_| AtomicU64::new(0)), noted: Mutex::new(noted) }
+        let secrets = array::from_fn(|i| RandomState::new().hash_one(i));
+        let marks = array::from_fn(|_| AtomicU64::new(0));
+        Self { marks, secrets, noted: Mutex::new(noted) }
     }
 }

@@ -182,7 +182,7 @@ impl MemoryStore {
     fn find(&self, scope: &Scope, key: &Key) -> (i64, LockedShards<'_, 1>) {
         let now = self.memory.time.now();
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
-        let home = Home { hash, scope: scope.id()[0] };
+        let home = Home { hash, scope: self.memory.shards.secret(scope) };
         let mut locked = LockedShards::one(shard.lock(), home);
         (self.enter(now, &mut locked).at, locked)
     }

@@ -32,6 +32,7 @@ pub(super) struct Sharded<S> {
     shards: OnceLock<Box<[Aligned<S>]>>,
     count: usize,
     hasher: RandomState,
+    salt: u64,
 }
 
 /// A shard on cache lines of its own: threads with different keys share no memory that they write.
@@ -54,13 +55,24 @@ pub(super) fn share(max_entries: usize, shards: usize) -> usize {
 impl<S: Default> Sharded<S> {
     /// `count` is a power of two.
     pub(super) fn new(count: usize) -> Self {
-        Self { shards: OnceLock::new(), count, hasher: RandomState::default() }
+        Self::hashed_by(RandomState::default(), OnceLock::new(), count)
+    }
+
+    fn hashed_by(hasher: RandomState, shards: OnceLock<Box<[Aligned<S>]>>, count: usize) -> Self {
+        let salt = hasher.hash_one("scopes");
+        Self { shards, count, hasher, salt }
     }
 
     #[inline(always)]
     pub(super) fn shard_of(&self, scope: &Scope, key: &Key) -> (&S, u64) {
         let (hash, shards) = (hash(&self.hasher, scope, key), self.shards());
         (&shards[index(shards, hash)].0, hash)
+    }
+
+    /// A number for a scope that nobody can know.
+    #[inline(always)]
+    pub(super) fn secret(&self, scope: &Scope) -> u64 {
+        self.salt ^ scope.id()[0]
     }
 
     #[cfg(feature = "saved")]
@@ -113,9 +125,15 @@ fn hash_bytes(hasher: &impl BuildHasher, scope: u64, key: &Key) -> u64 {
 
 #[inline]
 pub(super) fn fingerprint(hash: u64, quota: &Quota) -> u64 {
-    // An odd factor: a key's quotas have different products, and the hash is spread over all bits
-    // already. 0 is no entry.
-    (hash ^ quota.identity()).wrapping_mul(0x9E37_79B9_7F4A_7C15).max(1)
+    // 0 is no entry.
+    mix([hash, hash.rotate_left(32)], quota.identity()).max(1)
+}
+
+/// Nobody who doesn't know the secrets can choose two pairs of numbers that give the same.
+#[inline]
+pub(super) fn mix([secret, other]: [u64; 2], [a, b]: [u64; 2]) -> u64 {
+    let product = u128::from(secret ^ a) * u128::from(other ^ b);
+    (product >> 64) as u64 ^ product as u64
 }
 
 #[inline(always)]

@@ -437,6 +437,25 @@ fn names_chosen_for_a_hash_are_two_names() {
     assert_eq!(passed, [5, 5]);
 }
 
+/// Under a number that is made of a window and its start by a known product, these have one value.
+#[test]
+fn windows_chosen_for_a_hash_are_two_windows() {
+    let long = Quota::new(5, Duration::from_millis(130_429_417_290));
+    let day = Quota::per_day(5).starting_at(Duration::from_millis(63_245_986));
+    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
+    let both = long.and(day).name("api").store(store);
+    let used = || {
+        let decision = answer(both.peek("alice"));
+        decision.usage().iter().map(|usage| usage.used()).collect::<Vec<_>>()
+    };
+    let by_day = both.with_quotas(day);
+    assert!((0..2).all(|_| answer(both.check("alice")).allowed()));
+    assert!((0..3).all(|_| answer(by_day.check("alice")).allowed()));
+    assert_eq!(used(), [2, 5]);
+    answer(by_day.reset("alice"));
+    assert_eq!(used(), [0, 0]);
+}
+
 /// How many of 10,000 keys have the end of their window in each hundredth of it.
 fn spread(scope: &str, window: u64) -> (f64, Vec<i128>) {
     const KEYS: u64 = 10_000;

@@ -42,8 +42,9 @@ impl MemoryStore {
             return Err(Undecided(Reached::Nothing));
         }
         let quota = quotas.first();
-        let (shard, hash) = self.memory.shards.shard_of(scope, key);
-        let (time, home) = (&self.memory.time, Home { hash, scope: scope.id()[0] });
+        let shards = &self.memory.shards;
+        let (shard, hash) = shards.shard_of(scope, key);
+        let (time, home) = (&self.memory.time, Home { hash, scope: shards.secret(scope) });
         if !charge.is_plain() || !quota.is_plain() {
             return Err(Undecided(Reached::Shard(shard, home)));
         }

@@ -138,9 +138,9 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         self.len = if L < MAX_LIMITS { L } else { lines.len() };
         let (mut shards, mut ascending) = ([None; L], [None; L]);
         for (i, (account, _)) in lines[..self.len].iter().enumerate() {
-            let (shard, hash) = all.shard_of(account.scope(), account.key());
-            (shards[i], self.homes[i]) =
-                (Some(shard), Home { hash, scope: account.scope().id()[0] });
+            let scope = account.scope();
+            let (shard, hash) = all.shard_of(scope, account.key());
+            (shards[i], self.homes[i]) = (Some(shard), Home { hash, scope: all.secret(scope) });
         }
         // A thread that has locked a shard locks only later ones. They lie in a row, so that their
         // addresses tell.

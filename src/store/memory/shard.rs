@@ -2,7 +2,7 @@
 //! keys, and its overflow has entries that several keys share once the table is full.
 
 use super::super::account::{Account, Scope, shift};
-use super::super::sharded::fingerprint;
+use super::super::sharded::{fingerprint, mix};
 use super::super::table::{Bucket, Entry, Found, Slot, Table};
 use super::time::Reading;
 use crate::key::Key;
@@ -73,6 +73,7 @@ impl CountedIn {
 #[derive(Clone, Copy)]
 pub(super) struct Home {
     pub(super) hash: u64,
+    /// The store's secret for it.
     pub(super) scope: u64,
 }
 
@@ -84,7 +85,8 @@ impl Home {
 
     fn shared_fingerprint(&self, quota: &Quota, entries: usize) -> u64 {
         let shares = (entries as u64 / OVERFLOW_SHARE).max(1);
-        fmix64(fmix64(self.hash % shares) ^ self.scope.rotate_left(32) ^ quota.identity()).max(1)
+        let secret = fmix64(self.hash % shares) ^ self.scope;
+        mix([secret, secret.rotate_left(32)], quota.identity()).max(1)
     }
 }
 

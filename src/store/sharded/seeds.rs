@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
@@ -67,10 +67,10 @@ impl<S: Default> Sharded<S> {
     pub(in crate::store) fn restored(shards: Vec<S>, seeds: Seeds) -> Self {
         let count = shards.len();
         let shards: Box<[_]> = shards.into_iter().map(Aligned).collect();
-        Self { shards: shards.into(), count, hasher: seeds.hasher() }
+        Self::hashed_by(seeds.hasher(), shards.into(), count)
     }
 
     pub(in crate::store) fn seeded(count: usize, seeds: Seeds) -> Self {
-        Self { hasher: seeds.hasher(), ..Self::new(count) }
+        Self::hashed_by(seeds.hasher(), OnceLock::new(), count)
     }
 }
