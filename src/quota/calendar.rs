@@ -60,6 +60,9 @@ struct Days {
     period: Period,
     /// The time of day at which windows begin, in milliseconds.
     time: i64,
+    /// The period that has the number 0: that of the instant, whose number is then the same by each
+    /// edition of the zone data.
+    first: i64,
     zone: Zone,
 }
 
@@ -89,17 +92,12 @@ impl Calendar {
     fn days(self) -> Days {
         let Self { period, since, zone } = self;
         if since < 0 {
-            return Days { period, time: 0, zone };
+            return Days { period, time: 0, first: 0, zone };
         }
         let clock = zone.clock_at(since);
-        let period = period.starting_on(clock.div_euclid(DAY));
-        Days { period, time: clock.rem_euclid(DAY), zone }
-    }
-
-    /// The number, as `Days` counts, of the window that has the number 0: by it, those from an
-    /// instant have the same numbers by each edition of the zone data.
-    fn first(self, days: Days) -> i64 {
-        if self.since < 0 { 0 } else { days.number(self.since) }
+        let (day, time) = (clock.div_euclid(DAY), clock.rem_euclid(DAY));
+        let period = period.starting_on(day);
+        Days { period, time, first: period.number_at(day), zone }
     }
 
     /// Never inlined, so that grids need no stack for it.
@@ -126,14 +124,20 @@ impl Calendar {
     /// [`Windows`](crate::store::Windows).
     pub fn number(self, at: i64) -> i64 {
         let days = self.days();
-        days.number(at) - self.first(days)
+        let period = days.period_at(at);
+        let skipped = days.skipped_periods().partition_point(|skipped| *skipped < period);
+        period - days.first - skipped as i64
     }
 
     /// Returns when the window of a [number](Self::number) begins: after the year 9999 the last
     /// instant.
     pub fn start_of(self, number: i64) -> i64 {
         let days = self.days();
-        days.start_of(number.min(MAX) + self.first(days))
+        let mut period = number.min(MAX) + days.first;
+        for skipped in days.skipped_periods() {
+            period += i64::from(*skipped <= period);
+        }
+        days.period_start(period)
     }
 
     /// The number of a window that begins at an instant, even by another edition of the zone data.
@@ -168,19 +172,6 @@ impl Calendar {
 }
 
 impl Days {
-    fn number(self, at: i64) -> i64 {
-        let period = self.period_at(at);
-        period - self.skipped_periods().partition_point(|skipped| *skipped < period) as i64
-    }
-
-    fn start_of(self, number: i64) -> i64 {
-        let mut period = number;
-        for skipped in self.skipped_periods() {
-            period += i64::from(*skipped <= period);
-        }
-        self.period_start(period)
-    }
-
     fn skipped_periods(self) -> &'static [i64] {
         // Only days from midnight on can be skipped: no zone has left out more than that.
         let from_midnight = self.period == Period::Day && self.time == 0;
