@@ -20,7 +20,7 @@
 //! (2 bytes) and the entries with a bit. An entry has 8 bytes for each of: the key's hash, until
 //! when it runs, the start of its window, and what is used (signed).
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 
 use super::super::charged_quotas::{ChargedQuotas, NotedScope, NotedScopes};
 use super::super::sharded::seeds::Seeds;
@@ -36,7 +36,7 @@ const MAGIC: [u8; 8] = *b"tfwcount";
 const VERSION: u32 = 2;
 /// Buckets that are copied under a lock: few, so that a waiting charge spins and does not sleep.
 const STEP: usize = 4;
-pub(super) const CHUNK: usize = 1 << 16;
+const CHUNK: usize = 1 << 16;
 
 pub(super) struct Saved {
     pub(super) shards: Sharded<LockedShard>,
@@ -185,37 +185,19 @@ fn broken(reason: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, reason.into())
 }
 
-pub(super) fn check(input: &mut impl Read, len: u64) -> io::Result<()> {
-    let short = || broken("it is cut short");
-    let mut rest =
-        len.checked_sub(size_of::<u64>() as u64).filter(|rest| *rest > 0).ok_or_else(short)?;
-    let (mut sum, mut chunk) = (FNV_1A, vec![0; CHUNK]);
-    let mut is_first = true;
-    while rest > 0 {
-        let chunk = &mut chunk[..rest.min(CHUNK as u64) as usize];
-        input.read_exact(chunk)?;
-        if is_first {
-            if !chunk.starts_with(&MAGIC) {
-                return Err(broken("it is not a file of counts"));
-            }
-            match chunk[MAGIC.len()..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) {
-                Some(VERSION) => is_first = false,
-                Some(other) => return Err(broken(format!("it has version {other} of the format"))),
-                None => return Err(short()),
-            }
-        }
-        sum = fnv_1a(sum, chunk.iter().copied());
-        rest -= chunk.len() as u64;
+pub(super) fn read(bytes: &[u8], max_keys: usize, now: i64) -> io::Result<Saved> {
+    let Some((bytes, sum)) = bytes.split_last_chunk().filter(|(bytes, _)| !bytes.is_empty()) else {
+        return Err(broken("it is cut short"));
+    };
+    let Some(rest) = bytes.strip_prefix(&MAGIC) else {
+        return Err(broken("it is not a file of counts"));
+    };
+    let mut input = Input(rest);
+    match input.u32().map_err(|_| broken("it is cut short"))? {
+        VERSION if u64::from_le_bytes(*sum) == fnv_1a(FNV_1A, bytes.iter().copied()) => {}
+        VERSION => return Err(broken("it is cut short or damaged")),
+        other => return Err(broken(format!("it has version {other} of the format"))),
     }
-    match Input(input).u64()? {
-        at_end if at_end != sum => Err(broken("it is cut short or damaged")),
-        _ => Ok(()),
-    }
-}
-
-pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Result<Saved> {
-    let mut input = Input(input);
-    let _: [u8; MAGIC.len() + size_of::<u32>()] = input.bytes()?;
     let count = input.u32()? as usize;
     if !count.is_power_of_two() || count > MAX_SHARDS {
         return Err(broken("its number of shards is not possible"));
@@ -235,28 +217,24 @@ pub(super) fn read(input: &mut impl Read, max_keys: usize, now: i64) -> io::Resu
     let buckets = shards.iter().map(Shard::needed_buckets).fold(max_buckets, usize::max);
     let (counters, windows) = (input.counters()?, input.windows()?);
     let at = input.number()?;
-    input.u64()?;
-    if input.0.read(&mut [0])? > 0 {
+    if !input.0.is_empty() {
         return Err(broken("it ends too late"));
     }
     let shards = shards.into_iter().map(LockedShard::from).collect();
     Ok(Saved { shards: Sharded::restored(shards, seeds), buckets, counters, windows, seeds, at })
 }
 
-struct Input<'a, R>(&'a mut R);
+fn too_early() -> io::Error {
+    broken("it ends too early")
+}
 
-impl<R: Read> Input<'_, R> {
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
     fn bytes<const N: usize>(&mut self) -> io::Result<[u8; N]> {
-        let mut bytes = [0; N];
-        self.fill(&mut bytes)?;
-        Ok(bytes)
-    }
-
-    fn fill(&mut self, bytes: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact(bytes).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => broken("it ends too early"),
-            _ => error,
-        })
+        let (bytes, rest) = self.0.split_first_chunk().ok_or_else(too_early)?;
+        self.0 = rest;
+        Ok(*bytes)
     }
 
     fn u32(&mut self) -> io::Result<u32> {
@@ -339,8 +317,9 @@ impl<R: Read> Input<'_, R> {
 
     /// `None`: a time zone in it is not known here.
     fn quota(&mut self) -> io::Result<Option<Quota>> {
-        let mut text = vec![0; self.bytes().map(u16::from_le_bytes)?.into()];
-        self.fill(&mut text)?;
-        Ok(str::from_utf8(&text).ok().and_then(|text| text.parse().ok()))
+        let len = self.bytes().map(u16::from_le_bytes)?.into();
+        let (text, rest) = self.0.split_at_checked(len).ok_or_else(too_early)?;
+        self.0 = rest;
+        Ok(str::from_utf8(text).ok().and_then(|text| text.parse().ok()))
     }
 }

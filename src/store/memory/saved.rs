@@ -7,7 +7,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, ErrorKind, Seek};
+use std::io::{self, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
@@ -19,24 +19,18 @@ use std::time::{Duration, Instant};
 use super::super::charged_quotas::ChargedQuotas;
 use super::super::sharded::seeds::Seeds;
 use super::super::sharded::{Sharded, shares};
-use super::format::{self, CHUNK, Saved};
+use super::format::{self, Saved};
 use super::{Memory, MemoryStore};
 use crate::observe::{self, Saves};
 use crate::quota::SavedWindows;
 use crate::sync::unique_number;
 
 fn load(file: &LockedFile, max_keys: usize, now: i64) -> io::Result<Option<Saved>> {
-    let Some((input, len)) = file.open()? else { return Ok(None) };
-    let mut input = BufReader::with_capacity(CHUNK, input);
+    let Some(bytes) = file.read()? else { return Ok(None) };
     let name = file.path.display();
-    let read = |input: &mut BufReader<_>| {
-        format::check(input, len)?;
-        input.rewind()?;
-        format::read(input, max_keys, now)
-    };
-    let saved = read(&mut input)
+    let saved = format::read(&bytes, max_keys, now)
         .map_err(|error| io::Error::new(error.kind(), format!("can't use {name}: {error}")))?;
-    observe::counts_loaded(&name, len, now.saturating_sub(saved.at));
+    observe::counts_loaded(&name, bytes.len() as u64, now.saturating_sub(saved.at));
     Ok(Some(saved))
 }
 
@@ -272,15 +266,15 @@ impl LockedFile {
         Ok(Self { path, lock, last: None })
     }
 
-    fn open(&self) -> io::Result<Option<(File, u64)>> {
+    fn read(&self) -> io::Result<Option<Vec<u8>>> {
         // Opening a pipe, for one, might block for ever.
-        let opened = fs::metadata(&self.path).and_then(|found| match found.is_file() {
-            true => File::open(&self.path).map(|file| Some((file, found.len()))),
+        let read = fs::metadata(&self.path).and_then(|found| match found.is_file() {
+            true => fs::read(&self.path).map(Some),
             false => Err(io::Error::other("it is not a file")),
         });
-        match opened {
+        match read {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            opened => opened.map_err(|error| explain("read", &self.path, error)),
+            read => read.map_err(|error| explain("read", &self.path, error)),
         }
     }
 
