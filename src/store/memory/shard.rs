@@ -5,16 +5,10 @@ use super::super::account::{Account, Scope, shift};
 use super::super::sharded::{fingerprint, mix};
 use super::super::table::{Bucket, Entry, Found, Slot, Table};
 use super::time::Reading;
+use crate::decision::{Ruling, Usage};
 use crate::key::Key;
 use crate::quota::{Anchor, Quota, SavedWindows, fmix64};
 use crate::window::{MAX, State, Window};
-
-mod running;
-#[cfg(feature = "saved")]
-mod saved;
-
-#[cfg(feature = "saved")]
-pub(super) use saved::{Part, Times};
 
 /// One quota uses one in this many of a shard's overflow entries.
 const OVERFLOW_SHARE: u64 = 4;
@@ -347,6 +341,153 @@ impl Shard {
             }
             CountedIn::None => {}
         }
+    }
+}
+
+/// The short path of nearly every charge: all of its quotas are plain, and have running windows in
+/// entries of the key's own.
+impl Shard {
+    #[inline(always)]
+    pub(super) fn charge_running(
+        &mut self,
+        now: Reading,
+        quota: &Quota,
+        fingerprint: u64,
+        cost: u64,
+    ) -> Option<(Ruling, State)> {
+        let entry = self.table.entry_mut(fingerprint)?;
+        let state = state(*entry);
+        let ruling = Self::rule_running(now, quota, state, cost)?;
+        entry.payload.used = ruling.used();
+        Some((ruling, state))
+    }
+
+    #[inline(always)]
+    pub(super) fn rule_running(
+        now: Reading,
+        quota: &Quota,
+        state: State,
+        cost: u64,
+    ) -> Option<Ruling> {
+        let window = Window::running(now.at, now.latest, state, quota)?;
+        Some(Ruling::new(now.at, Usage::from_window(&window), cost))
+    }
+
+    /// Decides the first plain charge of a quota in a window, in the key's entry or in a free one.
+    /// A refusal needs none. The flag says that the entry is new.
+    ///
+    /// `None` if the quota carries tokens over, the charge takes nothing, its window may be about
+    /// to end, or the key may share a count.
+    #[inline(always)]
+    pub(super) fn charge_first(
+        &mut self,
+        now: Reading,
+        account: &Account<'_>,
+        home: &Home,
+        cost: u64,
+    ) -> Option<(Ruling, bool)> {
+        let quota = account.quotas().first();
+        let shares = self.overflows_until(now.at).is_some();
+        let window = Window::at(now.at, None, quota, account.shift(quota));
+        let is_sure = now.is_exact() || !window.is_over_at(now.at, now.latest);
+        if quota.capacity != quota.limit || cost == 0 || !is_sure {
+            return None;
+        }
+        let (fingerprint, ruling) =
+            (home.fingerprint(quota), Ruling::new(now.at, Usage::from_window(&window), cost));
+        if !ruling.passed() {
+            let slot = self.table.entry(fingerprint, |_| false);
+            let is_first = slot.is_none_or(|slot| self.table.get(slot).until <= now.at);
+            return (is_first && !shares).then_some((ruling, false));
+        }
+        let (slot, is_new) = match self.table.find(fingerprint, now.at, |_| false) {
+            Found::Entry(slot) if self.table.get(slot).until <= now.at => (slot, false),
+            Found::Free(slot) if !shares => (slot, true),
+            _ => return None,
+        };
+        // The count of a quota that carries nothing over ends with its window.
+        let count = Count { start: window.start(), used: ruling.used() };
+        self.table.set(slot, window.end(), count);
+        Some((ruling, is_new))
+    }
+
+    /// `None` unless the window runs at every instant that the reading may mean.
+    #[inline(always)]
+    pub(super) fn running(
+        &self,
+        now: Reading,
+        quota: &Quota,
+        home: &Home,
+    ) -> Option<(Slot, Usage)> {
+        if !quota.is_plain() {
+            return None;
+        }
+        let (slot, entry) = self.table.placed(home.fingerprint(quota))?;
+        let window = Window::running(now.at, now.latest, state(entry), quota)?;
+        Some((slot, Usage::from_window(&window)))
+    }
+
+    /// Takes tokens of a plain quota, whose window runs and has them.
+    #[inline(always)]
+    pub(super) fn take_running(&mut self, slot: Slot, cost: u64) {
+        self.table.get_mut(slot).payload.used += cost as i64;
+    }
+}
+
+#[cfg(feature = "saved")]
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    Own,
+    Overflow,
+}
+
+#[cfg(feature = "saved")]
+#[derive(Clone, Copy)]
+pub(super) struct Times {
+    pub(super) latest: i64,
+    pub(super) stepped_back_at: i64,
+}
+
+/// The parts that a file keeps: the tables, bucket by bucket, and the times.
+#[cfg(feature = "saved")]
+impl Shard {
+    pub(super) fn buckets(&self, part: Part) -> &[Bucket<Count>] {
+        match part {
+            Part::Own => self.table.buckets(),
+            Part::Overflow => self.overflow.buckets(),
+        }
+    }
+
+    pub(super) fn times(&self) -> Times {
+        Times { latest: self.latest, stepped_back_at: self.stepped_back_at }
+    }
+
+    pub(super) fn restored(
+        Times { latest, stepped_back_at }: Times,
+        own: Vec<Bucket<Count>>,
+        shared: Vec<Bucket<Count>>,
+        max_buckets: usize,
+        now: i64,
+    ) -> Self {
+        if own.is_empty() {
+            return Self::default();
+        }
+        let table = Table::restored(own, max_buckets, now);
+        // The number of shared entries selects a key's entry, so it must not change while one runs.
+        let buckets = shared.len();
+        let shared = Table::restored(shared, buckets, now);
+        let overflow_until = shared.last_end();
+        let overflow = if overflow_until > 0 { shared } else { Table::default() };
+        let mut restored =
+            Self { table, overflow, overflow_until, overflowed: 0, latest, stepped_back_at };
+        restored.prepare_overflow();
+        restored
+    }
+
+    /// The smallest bound on buckets under which a shard may have tables of this size.
+    pub(super) fn needed_buckets(&self) -> usize {
+        let [own, shared] = [Part::Own, Part::Overflow].map(|part| self.buckets(part).len());
+        own.max((shared * PER_OVERFLOW).saturating_sub(PER_OVERFLOW - 1))
     }
 }
 
