@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Handle, Id};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
-use tokio_postgres::config::Host;
+use tokio_postgres::config::{Host, LoadBalanceHosts};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Error, Row, SimpleQueryMessage};
@@ -24,6 +25,10 @@ use tower_fixed_window::StoreError;
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the check of an idle connection waits for its answer, beside a round trip.
 const CHECK: Duration = Duration::from_millis(20);
+/// How long the first attempt to connect takes if nobody answers, and the longest one: each takes
+/// twice as long as the one before.
+const ATTEMPT: Duration = Duration::from_secs(1);
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(4);
 
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
@@ -34,10 +39,11 @@ pub(crate) struct Link {
     /// How long a statement may take, in milliseconds: as long as the most patient handle waits.
     patience: AtomicU64,
     /// One for each runtime, as another one may stand still.
-    current: Mutex<HashMap<Id, Arc<Connection>>>,
-    /// Of each runtime. Held while a connection is opened, which all wait for.
-    opening: Mutex<HashMap<Id, Arc<tokio::sync::Mutex<()>>>>,
+    current: Mutex<HashMap<Id, watch::Receiver<Opened>>>,
 }
+
+/// `None` while it is opened, which all wait for.
+type Opened = Option<Result<Arc<Connection>, StoreError>>;
 
 struct Connection {
     client: Client,
@@ -55,7 +61,7 @@ impl Drop for Connection {
 pub(crate) enum Failure {
     /// No answer in time.
     Late,
-    Unconnected(Error),
+    Unconnected(StoreError),
     Failed(Error),
 }
 
@@ -69,8 +75,8 @@ impl Link {
             Host::Unix(path) => format!("{}:{port}", path.display()),
         });
         let server = hosts.collect::<Vec<_>>().join(",").into();
-        let (patience, current, opening) = Default::default();
-        Self { config, server, patience, current, opening }
+        let (patience, current) = Default::default();
+        Self { config, server, patience, current }
     }
 
     pub(crate) fn be_patient(&self, for_this: Duration) {
@@ -82,47 +88,32 @@ impl Link {
         Duration::from_millis(self.patience.load(Relaxed))
     }
 
-    fn current(&self) -> MutexGuard<'_, HashMap<Id, Arc<Connection>>> {
+    fn current(&self) -> watch::Receiver<Opened> {
         let mut current = lock(&self.current);
-        current.retain(|_, connection| !connection.client.is_closed());
-        current
-    }
-
-    fn usable(&self) -> Option<Arc<Connection>> {
-        self.current().get(&Handle::current().id()).cloned()
-    }
-
-    fn opening(&self) -> Arc<tokio::sync::Mutex<()>> {
-        let mut all = lock(&self.opening);
-        all.retain(|_, of| Arc::strong_count(of) > 1);
-        Arc::clone(all.entry(Handle::current().id()).or_default())
+        current.retain(|_, opened| match &*opened.borrow() {
+            Some(opened) => opened.as_ref().is_ok_and(|open| !open.client.is_closed()),
+            // Unless its runtime has ended.
+            None => opened.has_changed().is_ok(),
+        });
+        let open = || {
+            let (opens, opened) = watch::channel(None);
+            tokio::spawn(open(self.config.clone(), self.patience(), opens));
+            opened
+        };
+        current.entry(Handle::current().id()).or_insert_with(open).clone()
     }
 
     fn discard(&self, connection: &Arc<Connection>) {
-        self.current().retain(|_, current| !Arc::ptr_eq(current, connection));
+        let is_other = |other: &Arc<Connection>| !Arc::ptr_eq(other, connection);
+        let is_kept = |opened: &Opened| opened.iter().flatten().all(is_other);
+        lock(&self.current).retain(|_, opened| is_kept(&opened.borrow()));
     }
 
     async fn connection(&self) -> Result<Arc<Connection>, Failure> {
-        if let Some(connection) = self.usable() {
-            return Ok(connection);
-        }
-        let (opening, asked) = (self.opening(), Instant::now());
-        let opened = timeout(self.patience(), async {
-            let _opening = opening.lock().await;
-            if let Some(connection) = self.usable() {
-                return Ok(connection);
-            }
-            // Those that have waited for one that was not opened do not each try it once more.
-            if asked.elapsed() > self.patience() / 2 {
-                return Err(Failure::Late);
-            }
-            let (client, driver) = connect(&self.config).await.map_err(Failure::Unconnected)?;
-            let answered = Mutex::new((Instant::now(), self.patience()));
-            let connection = Arc::new(Connection { client, driver, answered });
-            self.current().insert(Handle::current().id(), Arc::clone(&connection));
-            Ok(connection)
-        });
-        opened.await.unwrap_or(Err(Failure::Late))
+        let mut current = self.current();
+        let opened = timeout(self.patience(), current.wait_for(Option::is_some)).await;
+        let opened = opened.ok().and_then(|opened| opened.ok()?.clone());
+        opened.ok_or(Failure::Late)?.map_err(Failure::Unconnected)
     }
 
     /// For what may be done twice: asks again over a new connection if this one is lost, leads to
@@ -205,16 +196,29 @@ fn ends_connection(error: &Error) -> bool {
     error.code().is_none_or(|code| last.contains(code))
 }
 
-/// The connection is driven by the runtime at hand, and ends with it.
-async fn connect(config: &Config) -> Result<(Client, AbortHandle), Error> {
-    #[cfg(feature = "tls")]
-    let tls = tls::connector();
-    #[cfg(not(feature = "tls"))]
-    let tls = tokio_postgres::NoTls;
-    let (client, connection) = config.connect(tls).await?;
-    // How it ends is told to each statement.
-    let driver = tokio::spawn(async { drop(connection.await) });
-    Ok((client, driver.abort_handle()))
+/// Opens a connection, as long as a store wants it, however long its callers wait. It is driven by
+/// the runtime at hand, and ends with it.
+async fn open(mut config: Config, patience: Duration, opens: watch::Sender<Opened>) {
+    let mut attempt = ATTEMPT;
+    while !opens.is_closed() {
+        #[cfg(feature = "tls")]
+        let tls = tls::connector();
+        #[cfg(not(feature = "tls"))]
+        let tls = tokio_postgres::NoTls;
+        if let Ok(opened) = timeout(attempt, config.connect(tls)).await {
+            let opened = opened.map(|(client, connection)| {
+                // How it ends is told to each statement.
+                let driver = tokio::spawn(async { drop(connection.await) }).abort_handle();
+                let answered = Mutex::new((Instant::now(), patience));
+                Arc::new(Connection { client, driver, answered })
+            });
+            let opened = opened.map_err(|error| told("no connection to Postgres", error));
+            return drop(opens.send(Some(opened)));
+        }
+        // Of several hosts, or addresses of a name, the first one may be silent.
+        config.load_balance_hosts(LoadBalanceHosts::Random);
+        attempt = LONGEST_ATTEMPT.min(attempt * 2);
+    }
 }
 
 #[cfg(feature = "tls")]
@@ -255,54 +259,54 @@ impl Failure {
         self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
     }
 
-    pub(crate) fn code(&self) -> Option<&SqlState> {
-        match self {
-            Self::Late => None,
-            Self::Unconnected(error) | Self::Failed(error) => error.code(),
+    fn code(&self) -> Option<&SqlState> {
+        let Self::Failed(error) = self else { return None };
+        error.code()
+    }
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Late => Self::new("Postgres did not answer in time"),
+            Failure::Unconnected(error) => error,
+            Failure::Failed(error) => told("Postgres has not answered", error),
         }
     }
 }
 
 /// The messages are this crate's: the server's may contain a key.
-impl From<Failure> for StoreError {
-    fn from(failure: Failure) -> Self {
-        let (what, error) = match failure {
-            Failure::Late => return Self::new("Postgres did not answer in time"),
-            Failure::Unconnected(error) => ("no connection to Postgres", error),
-            Failure::Failed(error) => ("Postgres has not answered", error),
+fn told(what: &str, error: Error) -> StoreError {
+    let Some(code) = error.code() else {
+        let io = std::error::Error::source(&error).and_then(|io| io.downcast_ref::<io::Error>());
+        let why = match io {
+            Some(io) => io.kind().to_string(),
+            None if error.is_closed() => "the connection was closed".to_owned(),
+            // Of the library, without a value: a TLS handshake, a missing host.
+            None => error.to_string(),
         };
-        let Some(code) = error.code() else {
-            let io =
-                std::error::Error::source(&error).and_then(|io| io.downcast_ref::<io::Error>());
-            let why = match io {
-                Some(io) => io.kind().to_string(),
-                None if error.is_closed() => "the connection was closed".to_owned(),
-                // Of the library, without a value: a TLS handshake, a missing host.
-                None => error.to_string(),
-            };
-            return Self::with_source(format!("{what}: {why}"), error);
-        };
-        let cause = match code {
-            &SqlState::UNDEFINED_TABLE
-            | &SqlState::UNDEFINED_FUNCTION
-            | &SqlState::INVALID_SCHEMA_NAME => {
-                "there is no table tfw_counters: call `create_schema()` at start, or put `SCHEMA` into a migration"
-            }
-            &SqlState::UNDEFINED_COLUMN => "the table tfw_counters is another version's",
-            &SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
-                "it refuses the user or the password"
-            }
-            &SqlState::INSUFFICIENT_PRIVILEGE => {
-                "the user may not read and write the table tfw_counters"
-            }
-            &SqlState::INVALID_CATALOG_NAME => "there is no such database",
-            &SqlState::CANNOT_CONNECT_NOW => "it starts up, or shuts down",
-            &SqlState::TOO_MANY_CONNECTIONS => "it takes no more connections",
-            &SqlState::DISK_FULL => "its disk is full",
-            &SqlState::READ_ONLY_SQL_TRANSACTION => "it is a replica, which takes no writes",
-            &SqlState::ADMIN_SHUTDOWN | &SqlState::CRASH_SHUTDOWN => "it was shut down",
-            _ => return Self::new(format!("Postgres refused the statement ({})", code.code())),
-        };
-        Self::new(format!("Postgres: {cause} ({})", code.code()))
-    }
+        return StoreError::with_source(format!("{what}: {why}"), error);
+    };
+    let cause = match code {
+        &SqlState::UNDEFINED_TABLE
+        | &SqlState::UNDEFINED_FUNCTION
+        | &SqlState::INVALID_SCHEMA_NAME => {
+            "there is no table tfw_counters: call `create_schema()` at start, or put `SCHEMA` into a migration"
+        }
+        &SqlState::UNDEFINED_COLUMN => "the table tfw_counters is another version's",
+        &SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
+            "it refuses the user or the password"
+        }
+        &SqlState::INSUFFICIENT_PRIVILEGE => {
+            "the user may not read and write the table tfw_counters"
+        }
+        &SqlState::INVALID_CATALOG_NAME => "there is no such database",
+        &SqlState::CANNOT_CONNECT_NOW => "it starts up, or shuts down",
+        &SqlState::TOO_MANY_CONNECTIONS => "it takes no more connections",
+        &SqlState::DISK_FULL => "its disk is full",
+        &SqlState::READ_ONLY_SQL_TRANSACTION => "it is a replica, which takes no writes",
+        &SqlState::ADMIN_SHUTDOWN | &SqlState::CRASH_SHUTDOWN => "it was shut down",
+        _ => return StoreError::new(format!("Postgres refused the statement ({})", code.code())),
+    };
+    StoreError::new(format!("Postgres: {cause} ({})", code.code()))
 }

@@ -43,7 +43,7 @@ async fn is_counted(limiter: &Limiter, key: &str) -> bool {
 async fn wait_until_counted(limiter: &Limiter, key: &str) {
     let start = Instant::now();
     while !is_counted(limiter, key).await {
-        assert!(start.elapsed() < Duration::from_secs(30), "the store is not back");
+        assert!(start.elapsed() < Duration::from_secs(90), "the store is not back");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -238,6 +238,39 @@ async fn a_cold_start_opens_no_storm_of_connections() {
     assert!(proxy.made() <= 4, "{} connections", proxy.made());
     proxy.set_silent(false);
     wait_until_counted(&limiter, "a").await;
+}
+
+/// To connect with a password takes more round trips than a decision.
+#[tokio::test]
+async fn a_connection_that_takes_longer_than_callers_wait() {
+    let Some(mut server) = Postgres::start() else { return };
+    store(&server).await;
+    let rules = server.run("SHOW hba_file");
+    server.run("CREATE USER far SUPERUSER PASSWORD 'secret'");
+    server.run(&format!(
+        "COPY (VALUES ('host all far all scram-sha-256'), ('host all all all trust')) TO '{rules}'"
+    ));
+    server.kill();
+    server.restart();
+    let proxy = Proxy::to(server.port).delay(Duration::from_millis(45));
+    let url = format!("postgres://far:secret@127.0.0.1:{}/postgres", proxy.port);
+    let store = PostgresStore::new(&url).expect("an address").deadline(DEADLINE / 2);
+    wait_until_counted(&limiter(&store, 1_000_000), "far").await;
+    assert!(proxy.made() <= 3, "{} connections", proxy.made());
+}
+
+#[tokio::test]
+async fn the_first_of_two_hosts_is_silent() {
+    let Some(server) = Postgres::start() else { return };
+    store(&server).await;
+    let first = Proxy::to(server.port);
+    first.set_silent(true);
+    let url = format!(
+        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?target_session_attrs=read-write",
+        first.port, server.port
+    );
+    let store = PostgresStore::new(&url).expect("an address").deadline(DEADLINE / 2);
+    wait_until_counted(&limiter(&store, 1_000_000), "other").await;
 }
 
 fn url_of(proxy: &Proxy) -> String {
