@@ -14,6 +14,8 @@ use crate::connection::{Failure, Link, Param, lock};
 /// still between its read and its write.
 const BETWEEN_DELETIONS: Duration = Duration::from_millis(250);
 const KEPT: u64 = 60_000;
+/// How long nothing is deleted after a deletion that failed: it may have read much in vain.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Deleted in one statement: charges wait behind it.
 const DELETED: usize = 250;
 const HOUR: u64 = 3_600_000;
@@ -26,8 +28,9 @@ pub(crate) struct Table {
     /// `synchronous_commit` of charges.
     pub(crate) commit: &'static str,
     pub(crate) clock: Option<Arc<dyn Clock>>,
-    /// When counters that have ended are deleted again, and the end of those that were deleted last.
-    pub(crate) deletion: Arc<Mutex<(Option<Instant>, u64)>>,
+    /// When counters that have ended are deleted again, the end of those that were deleted last, and
+    /// when this went over all of them.
+    pub(crate) deletion: Arc<Mutex<(Option<Instant>, u64, u64)>>,
 }
 
 impl Table {
@@ -48,7 +51,7 @@ impl Table {
     fn delete_ended(&self, now: u64) {
         let mut deletion = lock(&self.deletion);
         if self.clock.is_none() && deletion.0.is_none_or(|due| due <= Instant::now()) {
-            deletion.0 = Some(Instant::now() + BETWEEN_DELETIONS);
+            deletion.0 = Some(Instant::now() + AFTER_FAILURE);
             tokio::spawn(self.clone().delete_ended_before(now.saturating_sub(KEPT)));
         }
     }
@@ -57,8 +60,8 @@ impl Table {
     /// does not walk it from its start, but once an hour for rows that were locked, and not for
     /// long. The order is that of the index, so that no table is read for it.
     async fn delete_ended_before(self, to: u64) {
-        let is_of_all = to % HOUR <= BETWEEN_DELETIONS.as_millis() as u64;
-        let from = if is_of_all { 0 } else { lock(&self.deletion).1.min(to) };
+        let (_, since, all_at) = *lock(&self.deletion);
+        let from = if to.abs_diff(all_at) < HOUR { since.min(to) } else { 0 };
         let of = &self.of;
         let sql = format!(
             "SET LOCAL statement_timeout = 50; SET LOCAL synchronous_commit = off; \
@@ -67,18 +70,16 @@ impl Table {
                  SELECT ctid FROM {of}tfw_counters WHERE until_ms >= {from} AND until_ms < {to} \
                  ORDER BY until_ms LIMIT {DELETED} FOR UPDATE SKIP LOCKED)) RETURNING until_ms"
         );
-        let answer = self.link.run(&sql).await.unwrap_or_default();
+        let Ok(answer) = self.link.run(&sql).await else { return };
         let ends = answer.iter().filter_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
             _ => None,
         });
         let ends: Vec<u64> = ends.collect();
         let last = ends.iter().max().filter(|_| ends.len() == DELETED);
-        let mut deletion = lock(&self.deletion);
-        deletion.1 = *last.unwrap_or(&to);
-        if last.is_some() {
-            deletion.0 = None;
-        }
+        let due = last.is_none().then(|| Instant::now() + BETWEEN_DELETIONS);
+        let all_at = if from == 0 { to } else { all_at };
+        *lock(&self.deletion) = (due, *last.unwrap_or(&to), all_at);
     }
 }
 

@@ -64,6 +64,31 @@ async fn ended_counters_are_deleted_under_charges() {
     panic!("ended counters stay");
 }
 
+#[tokio::test]
+async fn a_deletion_that_failed_is_done_later() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    store.create_schema().await.expect("it is created");
+    server.run(
+        "INSERT INTO tfw_counters VALUES ('old', 'ta', '60000+0', 0, 0, 1, 60000, '', 1); \
+         CREATE SEQUENCE failed; \
+         CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS \
+         $$BEGIN PERFORM nextval('failed'); RAISE 'not now'; END$$; \
+         CREATE TRIGGER fail BEFORE DELETE ON tfw_counters FOR EACH ROW EXECUTE FUNCTION fail()",
+    );
+    let limit = Limit::new(Quota::per_hour(1_000_000)).name("api").store(store);
+    let charge_until = async |done: &str| {
+        let start = Instant::now();
+        while server.run(done) != "t" {
+            assert!(start.elapsed() < PATIENT, "{done}");
+            assert!(limit.check("a").await.expect("Postgres answers").allowed());
+        }
+    };
+    charge_until("SELECT is_called FROM failed").await;
+    server.run("DROP TRIGGER fail ON tfw_counters");
+    charge_until("SELECT count(*) = 0 FROM tfw_counters WHERE scope = 'old'").await;
+}
+
 fn fastrand(below: u64) -> u64 {
     use std::hash::{BuildHasher, RandomState};
 
