@@ -135,7 +135,8 @@ impl Store for Calls {
     }
 
     fn is_cut_off(&self, scope: &Scope, key: &Key) -> bool {
-        self.look(scope, key, Origin::is_cut_off)
+        let server = self.look(scope, key, |of| of.is_cut_off().then_some(of.number));
+        server.is_some_and(|server| !self.runtimes.has_connection(server))
     }
 
     fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
@@ -167,6 +168,13 @@ impl Runtimes {
         let this = Arc::new(Self { servers: Arc::new(servers), gathers: Mutex::default() });
         let _ = this.current_gather();
         this
+    }
+
+    /// In the current runtime.
+    fn has_connection(&self, server: u64) -> bool {
+        let Ok(runtime) = Handle::try_current() else { return false };
+        let gathers = sync::lock(&self.gathers);
+        gathers.get(&runtime.id()).is_some_and(|(gather, _)| gather.links.has_connection(server))
     }
 
     fn current_gather(self: &Arc<Self>) -> Result<Arc<Gather>, StoreError> {

@@ -1,6 +1,6 @@
 //! Runtimes that start, end, and stand still: the store depends on none of them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -69,6 +69,55 @@ fn a_runtime_that_can_not_connect_fails_no_request_of_another() {
         let [first, second] = [first, second].map(|asked| asked.join().expect("no panic"));
         assert!(second[1] > 0, "there was no room: {second:?}");
         assert_eq!(first[1], 0, "{first:?}, beside {second:?}");
+    });
+}
+
+/// The other one is killed, and Redis has no room for it again.
+#[test]
+fn a_runtime_that_loses_its_connection_fails_no_request_of_another() {
+    let _alone = ALONE.blocking_lock();
+    let Some(server) = Server::start() else { return };
+    let store = RedisStore::new(server.url()).expect("an address");
+    let store = store.deadline(Duration::from_secs(5));
+    let limiter = Quota::per_day(1_000_000_000).name("runtimes").store(store);
+    let is_local = async |key| limiter.check(key).await.expect("it answers").is_local();
+    let (stop, cut_off) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let well = runtime();
+    std::thread::scope(|scope| {
+        assert!(!well.block_on(is_local("well")));
+        let asker = redis::Client::open(server.url()).expect("an address");
+        let mut asker = asker.get_connection().expect("it connects");
+        let own: u64 = redis::cmd("CLIENT").arg("ID").query(&mut asker).expect("a number");
+        scope.spawn(|| {
+            runtime().block_on(async {
+                while !stop.load(Ordering::Relaxed) {
+                    cut_off.fetch_add(usize::from(is_local("cut off").await), Ordering::Relaxed);
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            });
+        });
+        wait_for("the other one to be answered", || {
+            let keys = redis::cmd("KEYS").arg("tfw1:*").query::<Vec<String>>(&mut asker);
+            keys.is_ok_and(|keys| keys.len() == 2)
+        });
+        redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).exec(&mut asker).expect("it can");
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut asker).expect("a text");
+        // In order of their numbers.
+        let mut ids = list.lines().filter_map(|line| line.strip_prefix("id=")?.split(' ').next());
+        let last = ids.next_back().expect("one");
+        assert_ne!(last, own.to_string());
+        redis::cmd("CLIENT").arg(&["KILL", "ID", last]).exec(&mut asker).expect("it can");
+        wait_for("the other one to be cut off", || cut_off.load(Ordering::Relaxed) >= 50);
+        let locals = well.block_on(async {
+            let mut locals = 0;
+            for _ in 0..20 {
+                locals += usize::from(is_local("well").await);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            locals
+        });
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(locals, 0, "of 20");
     });
 }
 

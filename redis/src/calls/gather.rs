@@ -40,7 +40,7 @@ const MORE_IF_FULL: usize = 4;
 const SPAN: Duration = Duration::from_secs(5);
 
 pub(crate) struct Gather {
-    links: Arc<Links>,
+    pub(super) links: Arc<Links>,
     runtime: Handle,
     queue: Mutex<Batches>,
     /// The server has refused a script with two keys, as nodes of a cluster do.

@@ -173,6 +173,12 @@ impl Links {
         link
     }
 
+    /// To the server of this number.
+    pub(crate) fn has_connection(&self, server: u64) -> bool {
+        let links = sync::lock(&self.links);
+        links.iter().any(|Link(link)| link.origin.number == server && link.has_connection())
+    }
+
     /// [`Link::get_connection`], to the server of a key. In a cluster, that may change meanwhile.
     pub(crate) async fn get_connection(
         &self,

@@ -20,7 +20,7 @@ pub(crate) struct Origin {
     pub(crate) number: u64,
     connect: Box<dyn Fn(Name) -> Answering<Box<dyn Handle>> + Send + Sync>,
     pub(crate) name: Name,
-    /// No connection can be had.
+    /// No connection can be had. Runtimes that have one are not cut off.
     cut_off: AtomicBool,
     since: Instant,
     /// When a runtime last got an answer, in milliseconds after `since`.
@@ -76,6 +76,9 @@ impl Origin {
 
     pub(super) fn note_answer(&self, now: u64) {
         self.answered_at.store(now, Relaxed);
+        if self.is_cut_off() {
+            self.note_connected();
+        }
     }
 
     /// A runtime can't reach the server: a failure, unless an answer came after `lost_since`. Then

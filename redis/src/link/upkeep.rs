@@ -99,6 +99,13 @@ impl Upkeep {
         }
     }
 
+    /// It is well as far as is known, or being tested.
+    pub(super) fn has_connection(&self) -> bool {
+        let status = self.status.borrow();
+        let is_tested = || self.origin.now() < status.health.check_ends.load(Relaxed);
+        status.connection.is_some() && (status.health.is_well() || is_tested())
+    }
+
     fn grace(&self) -> Duration {
         let round_trip = Duration::from_micros(self.round_trip.load(Relaxed));
         (2 * round_trip).clamp(LEAST_GRACE, MOST_GRACE)
@@ -126,7 +133,6 @@ impl Upkeep {
         health.note_answer(now, true);
         health.clear_loss();
         self.origin.note_answer(now);
-        self.origin.note_connected();
         self.status.send_modify(|status| status.error = None);
     }
 
