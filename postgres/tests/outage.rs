@@ -161,6 +161,26 @@ async fn a_row_that_another_transaction_has_locked() {
     // The charge whose caller went on without an answer may be counted, too.
     let counted = counted(&server, "locked");
     assert!((2..=3).contains(&counted), "{counted}");
+    // Nor do many requests for it open the breaker for other rows.
+    hold(&server, "SELECT FROM tfw_counters WHERE key = 'tlocked' FOR UPDATE");
+    let often = limiter_of(&store.clone().deadline(DEADLINE / 2));
+    let rare = often.clone();
+    let often = tokio::spawn(async move {
+        loop {
+            let of_this = often.clone();
+            tokio::spawn(async move { is_counted(&of_this, "locked").await });
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    tokio::time::sleep(DEADLINE * 6).await;
+    let mut local = 0;
+    for _ in 0..15 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        local += usize::from(!is_counted(&rare, "rare").await);
+    }
+    // A busy machine may take longer.
+    assert!(local <= 2, "{local} of 15");
+    often.abort();
     server.kill();
 }
 

@@ -284,11 +284,11 @@ impl AnyTable {
             for ((mut waiting, wanted), (group, decision)) in answers {
                 if !wanted {
                     // Its caller may not have looked at the time yet.
-                    waiting.answer(Err(StoreError::new(LATE)));
+                    waiting.answer_late();
                 } else if group.is_none_or(|group| written[group]) {
                     waiting.answer(Ok(decision));
                 } else if waiting.tries < TRIES {
-                    waiting.tries += 1;
+                    waiting.note_lost();
                     let is_read = waiting.tries > 1 && read.is_some();
                     if is_read { &mut lost_again } else { &mut again }.push(waiting);
                 } else {

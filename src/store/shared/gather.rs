@@ -10,7 +10,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
@@ -59,9 +59,22 @@ pub(super) struct WaitingQuestion {
     pub(super) tries: usize,
     /// Its caller's deadline.
     until: Option<Instant>,
-    /// It is in a call, and not only waits for one.
-    is_sent: Arc<AtomicBool>,
+    fate: Arc<AtomicU8>,
     reply: oneshot::Sender<Answer>,
+}
+
+/// What a caller learns at its deadline. It only waits for a call, it is in one, or a call has
+/// answered that it was not written: the server works, and the counter changes or is locked.
+const WAITS: u8 = 0;
+const SENT: u8 = 1;
+const LOST: u8 = 2;
+
+fn late(fate: u8, sent: &'static str) -> StoreError {
+    match fate {
+        WAITS => StoreError::new("the call to the store could not be sent in time").unsent(),
+        SENT => StoreError::new(sent),
+        _ => StoreError::new("the counters were locked, or changed at each try").of_key(),
+    }
 }
 
 /// A correction has no decision.
@@ -70,6 +83,16 @@ pub(super) type Answer = Result<Option<Decision>, StoreError>;
 impl WaitingQuestion {
     pub(super) fn is_wanted(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until) && !self.reply.is_closed()
+    }
+
+    pub(super) fn note_lost(&mut self) {
+        self.tries += 1;
+        self.fate.store(LOST, Relaxed);
+    }
+
+    pub(super) fn answer_late(self) {
+        let late = late(self.fate.load(Relaxed), LATE);
+        self.answer(Err(late));
     }
 
     pub(super) fn answer(self, answer: Answer) {
@@ -125,17 +148,14 @@ impl SharedCalls {
         let gathering = self.of_this_runtime()?;
         let (reply, answer) = oneshot::channel();
         let until = Instant::now().checked_add(deadline);
-        let is_sent = Arc::new(AtomicBool::new(false));
-        let of = Arc::clone(&is_sent);
-        let question = WaitingQuestion { asked, counters, tries: 0, until, is_sent: of, reply };
+        let fate = Arc::new(AtomicU8::new(WAITS));
+        let of = Arc::clone(&fate);
+        let question = WaitingQuestion { asked, counters, tries: 0, until, fate: of, reply };
         if let Some(alone) = gathering.change_queue(|queue| queue.push(question)) {
             gathering.runtime.spawn(gathering.make_call(alone));
         }
         drop(gathering);
-        let failed = |sent| match is_sent.load(Ordering::Relaxed) {
-            true => StoreError::new(sent),
-            false => StoreError::new("the call to the store could not be sent in time").unsent(),
-        };
+        let failed = |sent| late(fate.load(Relaxed), sent);
         let ended = "the call to the store has ended without an answer";
         let answer = async { answer.await.unwrap_or_else(|_| Err(failed(ended))) };
         with_deadline(until, answer, || failed(LATE)).await
@@ -269,7 +289,6 @@ impl Backlog {
     fn push_again(&mut self, again: Vec<WaitingQuestion>) {
         self.ready.reserve(again.len());
         for waiting in again.into_iter().rev() {
-            waiting.is_sent.store(false, Ordering::Relaxed);
             self.ready.push_front(waiting);
         }
     }
@@ -303,7 +322,7 @@ impl Backlog {
                 break;
             }
             counters.extend(&next.counters);
-            next.is_sent.store(true, Ordering::Relaxed);
+            next.fate.fetch_max(SENT, Relaxed);
             questions.push(next);
         }
         if questions.is_empty() {
