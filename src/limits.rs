@@ -77,7 +77,7 @@ pub use kept::KeptReceipt;
 /// the other, within one deadline, and returns what was taken when one refuses. Then, too, nothing
 /// passes above a limit, but another request may be refused although there is room ([S37]).
 ///
-/// [S37]: crate::guide::semantics#stores
+/// [S37]: crate::guide::semantics
 ///
 /// Clones share their counters. The methods return a [`Reply`], which must be awaited.
 #[derive(Clone)]

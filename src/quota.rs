@@ -235,9 +235,8 @@ impl Quota {
         })
     }
 
-    /// Lets windows begin at an instant, the given time since the Unix epoch, and at the same
-    /// distance before and after it: to match another service, or the moment at which a
-    /// subscription began. Months and years begin on its day and at its time of day, in shorter
+    /// Anchors the windows: one begins `since_epoch` after 1970-01-01T00:00Z, the others end to end
+    /// around it: to match another service, or the moment at which a subscription began. Months and years begin on its day and at its time of day, in shorter
     /// months on the last day. With a time zone, which is set afterwards, so do days and weeks:
     ///
     /// ```

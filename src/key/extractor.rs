@@ -100,7 +100,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 
     /// Hashes what this extractor finds with a secret of your app, so that it is not readable in a
-    /// store. Of an address that is what counts it: an IPv6 address has one hash with its /64.
+    /// store. For an address, the counted form is hashed: all of an IPv6 /64 has one hash.
     ///
     /// ```
     /// use std::net::IpAddr;

@@ -244,7 +244,7 @@ impl Limit {
     /// lowered limit, and a charge that one of several limits refuses do not warn. The share is of
     /// the limit without tokens saved by rollover, which are spent first.
     ///
-    /// [S41]: crate::guide::semantics#stores
+    /// [S41]: crate::guide::semantics
     ///
     /// The closure must not block, since a request waits for it. If it panics, the charge remains,
     /// and the request continues.
@@ -289,7 +289,7 @@ impl Limit {
     /// quarter's count is too high by at most its `total / keys`, and each key with more refusals
     /// than that is in the list, even under a flood of invented keys. Each key takes about 1 kB.
     ///
-    /// [S39]: crate::guide::semantics#stores
+    /// [S39]: crate::guide::semantics
     ///
     /// Refusals in a layer are counted by route as well, for as many routes as keys: perhaps a page
     /// with many files exceeds the limit, and not a client.

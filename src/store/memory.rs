@@ -73,7 +73,7 @@ const MINUTE: i64 = 60_000;
 ///
 /// A new key shares an overflow entry when running windows hold every entry that it could use. It
 /// may be refused although it has tokens left, and never gets more; other keys keep their count
-/// ([the guide](crate::guide::operating#memory), [S30](crate::guide::semantics#stores)).
+/// ([the guide](crate::guide::operating#memory), [S30](crate::guide::semantics)).
 ///
 /// ```
 /// use tower_fixed_window::testing::block_on;

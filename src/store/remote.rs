@@ -60,7 +60,7 @@ pub(super) const LATE: &str = "the store did not answer in time";
 
 /// A store that is called over a network, or that can fail, with what its limiters need for that: a
 /// deadline and a breaker, memory that counts while the store fails, and what this process knows of
-/// its counts ([rules](crate::guide::semantics#stores)).
+/// its counts ([rules](crate::guide::semantics)).
 ///
 /// Clones share what is known and the memory, so a reset through one layer takes effect in all.
 /// Make one `Remote` for a store, and clones of it for all layers, even those of other settings.
