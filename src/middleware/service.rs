@@ -208,7 +208,7 @@ struct Charges(Vec<([usize; 2], Key)>);
 /// Cloned extensions belong to another request, such as a part of a batch.
 impl Clone for Charges {
     fn clone(&self) -> Self {
-        Self::default()
+        Self(Vec::new())
     }
 }
 
