@@ -21,12 +21,13 @@ use super::adjust::Adjust;
 use super::charge::Charge;
 use super::charged_quotas::ChargedQuotas;
 use super::reply::{Reply, StoreError};
-use super::sharded::{Sharded, shares};
-use crate::clock::Clock;
+use super::sharded::Sharded;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::SavedWindows;
-use crate::sync::unique_number;
+
+// First, since rustdoc shows methods in the order of modules.
+mod creating;
 
 mod charging;
 #[cfg(feature = "saved")]
@@ -109,64 +110,6 @@ pub(crate) struct Memory {
 }
 
 impl MemoryStore {
-    /// Creates a store of a million entries.
-    pub fn new() -> Self {
-        Self::with_max_keys(1_000_000)
-    }
-
-    /// Creates a store of `max_keys` entries. Two quotas of one key take two.
-    ///
-    /// # Panics
-    /// If `max_keys` is 0.
-    #[track_caller]
-    pub fn with_max_keys(max_keys: usize) -> Self {
-        Self::build(max_keys, Time::system())
-    }
-
-    /// Reads another clock, for tests: [`ManualClock`](crate::ManualClock) has an example. The
-    /// counters stay.
-    ///
-    /// # Panics
-    /// If the store was cloned: the clones would have another time. If it has a file: set the clock
-    /// before.
-    #[must_use]
-    #[track_caller]
-    pub fn clock(mut self, clock: impl Clock) -> Self {
-        let memory = Arc::get_mut(&mut self.memory);
-        let memory = memory.expect("a store's clock is set before the store is cloned or saved");
-        memory.time = Time::Other(Box::new(clock));
-        self
-    }
-
-    #[track_caller]
-    fn build(max_keys: usize, time: Time) -> Self {
-        assert!(
-            max_keys > 0,
-            "a store of no keys can't count: write MemoryStore::with_max_keys(100_000)"
-        );
-        let (shards, buckets) = shares(max_keys);
-        Self::of(Memory {
-            shards: Sharded::new(shards),
-            buckets,
-            counters: ChargedQuotas::default(),
-            windows: SavedWindows::default(),
-            time,
-            max_keys,
-            number: unique_number(),
-            quiet_until: AtomicU64::new(0),
-            #[cfg(feature = "saved")]
-            error_if_broken: false,
-        })
-    }
-
-    fn of(memory: Memory) -> Self {
-        Self {
-            memory: Arc::new(memory),
-            #[cfg(feature = "saved")]
-            saver: None,
-        }
-    }
-
     /// Returns the most bytes that the counters can take: with all shards at their maximal size,
     /// one still with its old table. (If several threads double a shard at the same instant, 69 kB
     /// more for each.)
