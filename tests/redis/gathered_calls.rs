@@ -387,6 +387,28 @@ async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() 
     assert_eq!(counts, [1, 1, 2, 2, 1, 1, 1, 1, 1, 1]);
 }
 
+/// They share a call with others, which wait longer.
+#[tokio::test]
+async fn calls_that_expire_while_there_is_no_connection_are_not_sent() {
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    proxy.set_silent(true);
+    let store = store(RedisStore::new(proxy.url()).expect("an address"));
+    let hasty = store.clone().deadline(Duration::from_millis(50));
+    let mut all = charges(&store.deadline(Duration::from_secs(20)), 0..2);
+    all.extend(charges(&hasty, [2]));
+    let all = tokio::spawn(at_once(all));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    proxy.set_silent(false);
+    let mut answers = all.await.expect("no panic");
+    let error = answers.pop().expect("three").expect_err("late").to_string();
+    // Of a busy machine.
+    let stood_still = error.starts_with("the runtime stood still");
+    assert!(stood_still || error == "the call to Redis could not be sent in time", "{error}");
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    assert_eq!(used(&server, 2), 0);
+}
+
 /// The same where decisions share no calls.
 #[tokio::test]
 async fn a_call_of_its_own_that_is_late_is_not_sent() {

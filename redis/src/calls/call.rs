@@ -99,6 +99,8 @@ async fn send_and_resend(
     let mut connection = next_connection(links, over, &key, patience).await?;
     let (mut missing, mut redirections) = (None, 0);
     loop {
+        // Before the look at the time: a caller whose deadline passes meanwhile is late.
+        batch.iter().for_each(|waiting| waiting.note_sent(true));
         let now = Instant::now();
         let late = batch.extract_if(.., |waiting| !waiting.is_wanted(now));
         late.for_each(QueuedQuestion::fail_unsent);
@@ -124,6 +126,7 @@ async fn send_and_resend(
                     }
                 }
             }
+            batch.iter().for_each(|waiting| waiting.note_sent(false));
             connection = next_connection(links, over, &key, patience).await?;
             continue;
         }
@@ -134,6 +137,7 @@ async fn send_and_resend(
             redirections += 1;
             connection.report_outcome::<()>(Some(Err(error)));
             *over = None;
+            batch.iter().for_each(|waiting| waiting.note_sent(false));
             connection = over.insert(elsewhere.await?);
             continue;
         }

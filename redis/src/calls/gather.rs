@@ -61,13 +61,14 @@ impl Gather {
 
     pub(crate) async fn send_shared(self: Arc<Self>, asked: Question, until: Instant) -> Answered {
         let (waiting, outcome) = QueuedQuestion::new(asked, until);
-        let (number, alone) = self.change_queue(|queue| queue.push(waiting));
+        let is_sent = Arc::clone(&waiting.is_sent);
+        let alone = self.change_queue(|queue| queue.push(waiting));
         if let Some(waiting) = alone {
             self.runtime.spawn(self.make_call(vec![waiting], until));
         }
         match timeout_at(until, outcome).await {
             Ok(outcome) => outcome.unwrap_or_else(|_| Err(runtime_ended_error())),
-            Err(_) if sync::lock(&self.queue).removed >= number => Err(late_error(until)),
+            Err(_) if is_sent.load(Ordering::Relaxed) => Err(late_error(until)),
             Err(_) => Err(unsent_error(until)),
         }
     }
@@ -128,9 +129,6 @@ impl Gather {
 struct Batches {
     waiting: VecDeque<QueuedQuestion>,
     keys: usize,
-    /// Questions that have arrived, and those that wait no longer.
-    arrived: u64,
-    removed: u64,
     in_flight: usize,
     has_sender: bool,
     last_was_shared: bool,
@@ -140,22 +138,19 @@ struct Batches {
 }
 
 impl Batches {
-    /// Returns the question's number, and the question if it is to be sent at once, in a call of
-    /// its own.
-    fn push(&mut self, waiting: QueuedQuestion) -> (u64, Option<QueuedQuestion>) {
+    /// Returns the question if it is to be sent at once, in a call of its own.
+    fn push(&mut self, waiting: QueuedQuestion) -> Option<QueuedQuestion> {
         let is_alone = self.in_flight == 0
             && self.waiting.is_empty()
             && !self.has_sender
             && !self.last_was_shared;
-        self.arrived += 1;
         if is_alone {
-            self.removed += 1;
             (self.last_was_shared, self.in_flight) = (false, 1);
-            return (self.arrived, Some(waiting));
+            return Some(waiting);
         }
         self.keys += waiting.asked.len();
         self.waiting.push_back(waiting);
-        (self.arrived, None)
+        None
     }
 
     fn note_round_trip(&mut self, now: Instant, took: Duration) {
@@ -179,7 +174,7 @@ impl Batches {
             && keys <= room
             && let Some(next) = self.waiting.pop_front()
         {
-            (self.removed, self.keys, room) = (self.removed + 1, self.keys - keys, room - keys);
+            (self.keys, room) = (self.keys - keys, room - keys);
             batch.push(next);
         }
         let until = batch.iter().map(|waiting| waiting.until).max()?;
@@ -212,6 +207,8 @@ pub(crate) struct QueuedQuestion {
     pub(crate) asked: Question,
     pub(crate) until: Instant,
     pub(crate) patience: Duration,
+    /// It was handed to a connection, and not only waits for one.
+    is_sent: Arc<AtomicBool>,
     reply: oneshot::Sender<Answered>,
 }
 
@@ -219,11 +216,15 @@ impl QueuedQuestion {
     pub(crate) fn new(asked: Question, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
         let (reply, outcome) = oneshot::channel();
         let patience = until - Instant::now();
-        (Self { asked, until, patience, reply }, outcome)
+        (Self { asked, until, patience, is_sent: Arc::default(), reply }, outcome)
     }
 
     pub(crate) fn is_wanted(&self, now: Instant) -> bool {
         now < self.until && !self.reply.is_closed()
+    }
+
+    pub(crate) fn note_sent(&self, is_sent: bool) {
+        self.is_sent.store(is_sent, Ordering::Relaxed);
     }
 
     pub(crate) fn fail_unsent(self) {
