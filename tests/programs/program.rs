@@ -147,14 +147,19 @@ impl Program {
         for flow in self.model.flows.values() {
             flow.task.abort();
         }
-        for number in self.model.flows.keys().copied().collect::<Vec<_>>() {
+        let numbers: Vec<_> = self.model.flows.keys().copied().collect();
+        // All tasks are dropped at once, and bodies end after that.
+        let (bodies, tasks): (Vec<_>, Vec<_>) =
+            numbers.into_iter().partition(|number| self.model.has_body(*number));
+        for number in tasks {
             let flow = self.model.flows.get_mut(&number).expect("it is under way");
             let _ = (&mut flow.task).await;
             let now = self.now();
-            match self.model.has_body(number) {
-                true => self.model.end_body(number, now, false),
-                false => self.model.dropped(number, now),
-            }
+            self.model.dropped(number, now);
+        }
+        for number in bodies {
+            let now = self.now();
+            self.model.end_body(number, now, false);
         }
         self.check().await;
         self.open = None;
