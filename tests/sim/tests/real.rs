@@ -51,6 +51,10 @@ impl Both {
         let real = self.real.req_packed_command(cmd).await;
         let shown = args.iter().map(|arg| String::from_utf8_lossy(arg)).collect::<Vec<_>>();
         let script = args[0].starts_with(b"EVAL");
+        // A client that waits for no answer is told nothing of it.
+        if cmd.is_no_response() {
+            return real;
+        }
         if let Err(difference) = same(&real, &simulated, script) {
             panic!("{difference}\nof {}\nreal {real:?}\nsimulated {simulated:?}", shown.join(" "));
         }
