@@ -23,11 +23,13 @@ pub(super) async fn check<S: Store>(new: impl Fn(ManualClock) -> S) {
     resets(subject().0).await;
     let (store, clock) = subject();
     refunds(store, clock).await;
-    let (store, clock) = subject();
-    // Counters of one process have one edition of the zone data.
     #[cfg(feature = "time-zones")]
-    if store.is_shared() {
-        stored_ends(store, clock).await;
+    {
+        let (store, clock) = subject();
+        // Counters of one process have one edition of the zone data.
+        if store.is_shared() {
+            stored_ends(store, clock).await;
+        }
     }
 }
 
