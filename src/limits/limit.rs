@@ -137,7 +137,7 @@ impl Limit {
 
     /// Sets what requests are counted by, as a closure. `None` refuses the request. A client can
     /// write a path, a host or a header in many ways: count by [what your app makes of
-    /// it](crate::guide::keys#what-a-client-can-spell).
+    /// it](crate::guide::keys#different-spellings-of-one-value).
     ///
     /// ```
     /// use http::Request;
