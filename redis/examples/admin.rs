@@ -58,7 +58,7 @@ impl Managed {
         let (name, quota) = usual;
         let near = Arc::<Mutex<VecDeque<_>>>::default();
         let warned = Arc::clone(&near);
-        // Really: an e-mail to the customer, sent by another task.
+        // In production: an e-mail to the customer, sent by another task.
         let limit = quota.name(name).key(by).track_refused(1_000);
         let limit = limit.warn_at(80, move |near| {
             let mut warned = warned.lock().unwrap();
@@ -153,12 +153,12 @@ async fn refused(State(limit): Shared) -> Json<Value> {
     let keys = refused.flat_map(|refused| refused.keys).map(|client| {
         json!({
             "key": client.key.readable().to_string(),
-            "refused": client.count,
+            "count": client.count,
             "share": client.share,
             "quota": client.quota.to_string(),
-            "since": seconds(client.first),
+            "first": seconds(client.first),
             "last": seconds(client.last),
-            "until": client.retry_at.map(seconds),
+            "retry_at": client.retry_at.map(seconds),
         })
     });
     Json(keys.collect())
@@ -169,7 +169,7 @@ async fn refused_routes(State(limit): Shared) -> Json<Value> {
     let refused = limit.limiter.refused().into_iter();
     let routes = refused
         .flat_map(|refused| refused.routes)
-        .map(|of| json!({ "route": of.route, "refused": of.count, "share": of.share }));
+        .map(|of| json!({ "route": of.route, "count": of.count, "share": of.share }));
     Json(routes.collect())
 }
 
@@ -300,7 +300,7 @@ async fn authenticate(mut request: Request, next: Next) -> Result<Response, Stat
 }
 
 async fn support_only(request: Request, next: Next) -> Result<Response, Refusal> {
-    // Really: your authentication of support staff.
+    // In production: your authentication of support staff.
     if token(&request) != Some("support") {
         return Err((StatusCode::UNAUTHORIZED, "for support only".into()));
     }

@@ -88,8 +88,9 @@ fn support_sees_and_changes_limits_by_user_address_and_api_key() {
         }
         assert_eq!(node.status(request), 429);
         let refused = node.ask(&format!("GET {limit}/refused"));
-        assert_eq!((&refused[0]["refused"], &refused[0]["quota"]), (&json!(1), &json!(a_day(3))));
-        let times = ["since", "last", "until"].map(|of| refused[0][of].as_u64().expect("a time"));
+        assert_eq!((&refused[0]["count"], &refused[0]["quota"]), (&json!(1), &json!(a_day(3))));
+        let times =
+            ["first", "last", "retry_at"].map(|of| refused[0][of].as_u64().expect("a time"));
         assert!(times.is_sorted() && times[2] > in_hours(23), "{times:?}");
 
         // The list shows the key of an API key as a hash.
@@ -102,7 +103,7 @@ fn support_sees_and_changes_limits_by_user_address_and_api_key() {
         assert_eq!(shadow["changes"], json!([{ "of": "shadow", "to": "true", "until": later }]));
         assert_eq!(node.status(request), 200);
         // The list counts what would be refused.
-        assert_eq!(node.ask(&format!("GET {limit}/refused"))[0]["refused"], json!(2));
+        assert_eq!(node.ask(&format!("GET {limit}/refused"))[0]["count"], json!(2));
         let ended = node.ask(&format!("DELETE {limit}/shadow"));
         assert_eq!(ended, json!({ "quotas": a_day(3), "shadow": false, "changes": [] }));
         assert_eq!(node.status(request), 429);
@@ -128,12 +129,12 @@ fn a_shadow_run_says_by_key_and_by_route_what_would_be_refused() {
     }
     let keys = node.ask("GET api/refused");
     assert_eq!(
-        (&keys[0]["key"], &keys[0]["refused"], &keys[1]),
+        (&keys[0]["key"], &keys[0]["count"], &keys[1]),
         (&json!("u1"), &json!(4), &json!(null))
     );
     let routes = json!([
-        { "route": "/api/search", "refused": 3, "share": 0.75 },
-        { "route": "/api", "refused": 1, "share": 0.25 },
+        { "route": "/api/search", "count": 3, "share": 0.75 },
+        { "route": "/api", "count": 1, "share": 0.25 },
     ]);
     assert_eq!(node.ask("GET api/refused/routes"), routes);
     assert_eq!(node.ask("GET login/refused/routes"), json!([]));
@@ -215,7 +216,7 @@ fn support_over_two_nodes() {
     for node in &nodes {
         assert_eq!(of_ann(node), (3, 3));
         let refused = node.ask("GET api/refused");
-        assert_eq!((&refused[0]["key"], &refused[0]["refused"]), (&json!("u1"), &json!(1)));
+        assert_eq!((&refused[0]["key"], &refused[0]["count"]), (&json!("u1"), &json!(1)));
     }
     // The node whose charge was the third warns.
     let near = [one, other].map(|node| node.ask("GET api/near")[0]["key"].clone());
