@@ -58,7 +58,9 @@ impl Table {
 
     /// While a transaction stays open elsewhere, the index keeps each row that was deleted, so this
     /// does not walk it from its start, but once an hour for rows that were locked, and not for
-    /// long. The order is that of the index, so that no table is read for it.
+    /// long. The order is that of the index, so that no table is read for it. A time that ends with
+    /// the statement is reported by one that follows, which must not be a charge's: without a time
+    /// of its own, the last one meets each such report.
     async fn delete_ended_before(self, to: u64) {
         let (_, since, all_at) = *lock(&self.deletion);
         let from = if to.abs_diff(all_at) < HOUR { since.min(to) } else { 0 };
@@ -68,7 +70,8 @@ impl Table {
              SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = off; \
              DELETE FROM {of}tfw_counters WHERE ctid = ANY (ARRAY( \
                  SELECT ctid FROM {of}tfw_counters WHERE until_ms >= {from} AND until_ms < {to} \
-                 ORDER BY until_ms LIMIT {DELETED} FOR UPDATE SKIP LOCKED)) RETURNING until_ms"
+                 ORDER BY until_ms LIMIT {DELETED} FOR UPDATE SKIP LOCKED)) RETURNING until_ms; \
+             SET LOCAL statement_timeout = 0; SET LOCAL statement_timeout = 0"
         );
         let Ok(answer) = self.link.run(&sql).await else { return };
         let ends = answer.iter().filter_map(|message| match message {

@@ -32,3 +32,9 @@ fn end_held(server: &Postgres) {
         server.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "0"
     });
 }
+
+fn fastrand(below: u64) -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+
+    RandomState::new().hash_one(()) % below
+}

@@ -6,7 +6,7 @@ use harness::Postgres;
 use tower_fixed_window::{Key, Limit, Quota};
 use tower_fixed_window_postgres::PostgresStore;
 
-use crate::{end_held, hold};
+use crate::{end_held, fastrand, hold};
 
 const PATIENT: Duration = Duration::from_secs(20);
 
@@ -89,10 +89,28 @@ async fn a_deletion_that_failed_is_done_later() {
     charge_until("SELECT count(*) = 0 FROM tfw_counters WHERE scope = 'old'").await;
 }
 
-fn fastrand(below: u64) -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-
-    RandomState::new().hash_one(()) % below
+/// Its time may end when nothing of it asks for that any more.
+#[tokio::test]
+async fn a_deletion_that_takes_too_long_cancels_no_other_statement() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    store.create_schema().await.expect("it is created");
+    // A product of long numbers is computed in one go.
+    server.run(
+        "INSERT INTO tfw_counters VALUES ('old', 'ta', '60000+0', 0, 0, 1, 60000, '', 1); \
+         CREATE SEQUENCE slow; \
+         CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS \
+         $$BEGIN RETURN CASE WHEN repeat('9', 60000 + sign(nextval('slow'))::int)::numeric \
+             * repeat('9', 60000)::numeric < 0 THEN 'a' END; END$$; \
+         CREATE TRIGGER slow AFTER DELETE ON tfw_counters EXECUTE FUNCTION slow()",
+    );
+    let limit = Limit::new(Quota::per_hour(1_000_000)).name("api").store(store);
+    let start = Instant::now();
+    while server.run("SELECT is_called FROM slow") != "t" {
+        assert!(start.elapsed() < PATIENT, "nothing is deleted");
+        assert!(!limit.check("a").await.expect("Postgres answers").is_local());
+    }
+    assert!(!limit.check("a").await.expect("Postgres answers").is_local());
 }
 
 /// A plan that was made for an empty table is not used for a large one.
