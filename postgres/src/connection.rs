@@ -38,8 +38,8 @@ pub(crate) struct Link {
     pub(crate) server: Arc<str>,
     /// How long a statement may take, in milliseconds: as long as the most patient handle waits.
     patience: AtomicU64,
-    /// One for each runtime, as another one may stand still.
-    current: Mutex<HashMap<Id, watch::Receiver<Opened>>>,
+    /// One for each runtime, as another one may stand still, and until when it should be open.
+    current: Mutex<HashMap<Id, (watch::Receiver<Opened>, Instant)>>,
 }
 
 /// `None` while it is opened, which all wait for.
@@ -80,37 +80,45 @@ impl Link {
     }
 
     pub(crate) fn be_patient(&self, for_this: Duration) {
-        let ms = for_this.as_millis().try_into().unwrap_or(u64::MAX);
-        self.patience.fetch_max(ms, Relaxed);
+        // A longer deadline is none.
+        self.patience.fetch_max(for_this.as_millis().min(u32::MAX.into()) as u64, Relaxed);
     }
 
     fn patience(&self) -> Duration {
         Duration::from_millis(self.patience.load(Relaxed))
     }
 
-    fn current(&self) -> watch::Receiver<Opened> {
+    /// Whether no connection can be had: none was opened in time, or it was refused.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        let Ok(runtime) = Handle::try_current() else { return false };
+        let current = lock(&self.current);
+        current.get(&runtime.id()).is_some_and(|(opened, due)| match &*opened.borrow() {
+            Some(opened) => opened.is_err(),
+            None => *due <= Instant::now(),
+        })
+    }
+
+    /// Another one is opened if it has ended, or is the one that is `lost`.
+    fn current(&self, lost: Option<&Arc<Connection>>, due: Instant) -> watch::Receiver<Opened> {
         let mut current = lock(&self.current);
-        current.retain(|_, opened| match &*opened.borrow() {
-            Some(opened) => opened.as_ref().is_ok_and(|open| !open.client.is_closed()),
+        let works = |open: &Arc<Connection>| {
+            !open.client.is_closed() && lost.is_none_or(|lost| !Arc::ptr_eq(lost, open))
+        };
+        current.retain(|_, (opened, _)| match &*opened.borrow() {
+            Some(opened) => opened.as_ref().is_ok_and(works),
             // Unless its runtime has ended.
             None => opened.has_changed().is_ok(),
         });
         let open = || {
             let (opens, opened) = watch::channel(None);
             tokio::spawn(open(self.config.clone(), self.patience(), opens));
-            opened
+            (opened, due)
         };
-        current.entry(Handle::current().id()).or_insert_with(open).clone()
-    }
-
-    fn discard(&self, connection: &Arc<Connection>) {
-        let is_other = |other: &Arc<Connection>| !Arc::ptr_eq(other, connection);
-        let is_kept = |opened: &Opened| opened.iter().flatten().all(is_other);
-        lock(&self.current).retain(|_, opened| is_kept(&opened.borrow()));
+        current.entry(Handle::current().id()).or_insert_with(open).0.clone()
     }
 
     async fn connection(&self) -> Result<Arc<Connection>, Failure> {
-        let mut current = self.current();
+        let mut current = self.current(None, Instant::now() + self.patience());
         let opened = timeout(self.patience(), current.wait_for(Option::is_some)).await;
         let opened = opened.ok().and_then(|opened| opened.ok()?.clone());
         opened.ok_or(Failure::Late)?.map_err(Failure::Unconnected)
@@ -157,7 +165,12 @@ impl Link {
         match &answer {
             Ok(Ok(_)) => connection.note_answer(sent),
             Ok(Err(error)) if !ends_connection(error) => {}
-            _ => self.discard(connection),
+            // If callers have waited in vain, and another one can't be had either, nobody else waits.
+            // With TLS and a password, to connect takes eight round trips at most.
+            _ => {
+                let to_connect = CHECK + 8 * lock(&connection.answered).1;
+                drop(self.current(Some(connection), sent + self.patience() + to_connect));
+            }
         }
         answer.map_err(|_| Failure::Late)?.map_err(Failure::Failed)
     }
@@ -167,10 +180,8 @@ impl Connection {
     /// How long to wait for an answer, and whether the connection was idle.
     fn check(&self, patience: Duration) -> (Duration, bool) {
         let (answered, round_trip) = *lock(&self.answered);
-        match answered.elapsed() < IDLE {
-            true => (patience, false),
-            false => (patience.min(CHECK + 2 * round_trip), true),
-        }
+        let is_idle = answered.elapsed() >= IDLE;
+        (if is_idle { patience.min(CHECK + 2 * round_trip) } else { patience }, is_idle)
     }
 
     fn note_answer(&self, sent: Instant) {
@@ -183,17 +194,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The server's last words over a connection have a code, too. One that only reads is a replica, or
-/// was the primary.
+/// The server's last words over a connection have a code, too: that it was shut down, has crashed,
+/// starts up, was idle for too long, or only reads, as it is a replica, or was the primary.
 fn ends_connection(error: &Error) -> bool {
-    let last = [
-        SqlState::ADMIN_SHUTDOWN,
-        SqlState::CRASH_SHUTDOWN,
-        SqlState::CANNOT_CONNECT_NOW,
-        SqlState::IDLE_SESSION_TIMEOUT,
-        SqlState::READ_ONLY_SQL_TRANSACTION,
-    ];
-    error.code().is_none_or(|code| last.contains(code))
+    let last = ["57P01", "57P02", "57P03", "57P05", "25006"];
+    error.code().is_none_or(|code| last.contains(&code.code()))
 }
 
 /// Opens a connection, as long as a store wants it, however long its callers wait. It is driven by

@@ -52,9 +52,8 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 /// It needs a tokio runtime with timers and I/O.
 #[derive(Clone)]
 pub struct PostgresStore {
-    table: Table,
+    server: Server,
     settings: Settings,
-    shared: Shared,
     remote: Remote,
 }
 
@@ -93,13 +92,12 @@ impl PostgresStore {
 
     fn over(table: Table, settings: Settings) -> Self {
         table.link.be_patient(settings.deadline);
-        let shared = Shared::around(table.clone());
-        let remote =
-            Remote::around(Server { shared: Arc::new(shared.clone()), table: table.clone() })
-                .deadline(settings.deadline)
-                .remember_refusals(settings.remembered)
-                .on_failure(settings.on_failure);
-        Self { table, settings, shared, remote }
+        let server = Server { shared: Arc::new(Shared::around(table.clone())), table };
+        let remote = Remote::around(server.clone())
+            .deadline(settings.deadline)
+            .remember_refusals(settings.remembered)
+            .on_failure(settings.on_failure);
+        Self { server, settings, remote }
     }
 
     /// Keeps the counters in the table of a schema, such as `limits`, and not where the search path
@@ -116,7 +114,7 @@ impl PostgresStore {
             "{name:?} can't name a schema here: write a-z, 0-9 and _, as in .schema(\"limits\")"
         );
         let (of, deletion) = (format!("{name}."), Default::default());
-        Self::over(Table { of, deletion, ..self.table }, self.settings)
+        Self::over(Table { of, deletion, ..self.server.table }, self.settings)
     }
 
     /// Waits until a charge is on the server's disk (`synchronous_commit`). By default it does not:
@@ -124,14 +122,14 @@ impl PostgresStore {
     /// pass again. Set this before you clone the store.
     #[must_use]
     pub fn wait_for_disk(self) -> Self {
-        Self::over(Table { commit: "on", ..self.table }, self.settings)
+        Self::over(Table { commit: "on", ..self.server.table }, self.settings)
     }
 
     /// Sets how long a call may take before the store is treated as failed: 250 ms by default.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
-        self.table.link.be_patient(deadline);
+        self.server.table.link.be_patient(deadline);
         self.remote = self.remote.deadline(deadline);
         self
     }
@@ -164,7 +162,7 @@ impl PostgresStore {
     /// # Errors
     /// If Postgres does not answer within the deadline, or refuses.
     pub async fn create_schema(&self) -> Result<(), StoreError> {
-        let schema = self.table.of.strip_suffix('.').map(|name| {
+        let schema = self.server.table.of.strip_suffix('.').map(|name| {
             format!("CREATE SCHEMA IF NOT EXISTS {name}; SET LOCAL search_path TO {name};")
         });
         // The number is this crate's: who holds the lock creates, and the others find it done.
@@ -172,7 +170,7 @@ impl PostgresStore {
             "SELECT pg_advisory_xact_lock(7231846011); {} {SCHEMA}",
             schema.unwrap_or_default()
         );
-        self.table.link.run(&sql).await?;
+        self.server.table.link.run(&sql).await?;
         Ok(())
     }
 
@@ -185,8 +183,8 @@ impl PostgresStore {
         let (scope, key) = (Scope::named("ping"), Key::from("PostgresStore::ping"));
         let quotas = Quotas::from(Quota::per_second(1));
         let charge = Charge::new(Account::new(&scope, &quotas, &key), 1);
-        let _ = self.shared.charge(charge).await?;
-        self.shared.reset(&scope, &key).await
+        let _ = self.server.shared.charge(charge).await?;
+        self.server.shared.reset(&scope, &key).await
     }
 
     /// Reads the time from a [`Clock`] instead of the server, for tests. While Postgres fails,
@@ -198,7 +196,7 @@ impl PostgresStore {
             on_failure: OnStoreFailure::Deny,
             ..self.settings
         };
-        Self::over(Table { clock: Some(Arc::new(clock)), ..self.table }, settings)
+        Self::over(Table { clock: Some(Arc::new(clock)), ..self.server.table }, settings)
     }
 }
 
@@ -228,6 +226,10 @@ impl Store for Server {
 
     fn server(&self, _: &Scope, _: &Key) -> Option<Arc<str>> {
         Some(Arc::clone(&self.table.link.server))
+    }
+
+    fn is_cut_off(&self, _: &Scope, _: &Key) -> bool {
+        self.table.link.is_cut_off()
     }
 
     fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
