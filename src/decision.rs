@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::fmt;
+use std::num::NonZero;
 use std::ptr;
 use std::time::{Duration, SystemTime};
 
@@ -118,6 +119,8 @@ struct LineDetails {
     standings: [Usage; Quotas::MAX],
     /// The window that covers the tokens of each quota, if that is not the standing's.
     covered: Option<[Span; Quotas::MAX]>,
+    /// That shared the quotas, if the fallback decided.
+    nodes: NonZero<u32>,
 }
 
 /// What clients read of a refusal, beside the time.
@@ -146,7 +149,7 @@ impl LineDetails {
     fn from_usage(usage: &[Usage]) -> Self {
         let mut standings = [Usage::NONE; Quotas::MAX];
         standings[..usage.len()].copy_from_slice(usage);
-        Self { standings, covered: None }
+        Self { standings, covered: None, nodes: NonZero::<u32>::MIN }
     }
 }
 
@@ -438,10 +441,12 @@ impl Decision {
     }
 
     /// The decision has one line.
-    fn cover(&mut self, covered: [Span; Quotas::MAX]) {
+    fn detail(&mut self, detail: impl FnOnce(&mut LineDetails)) {
         let new = || Details::of_line(LineDetails::from_usage(&self.line.inline));
         self.details = self.details.take().or_else(new);
-        self.own_details().into_iter().for_each(|of| of.covered = Some(covered));
+        if let Some(of) = self.own_details() {
+            detail(of);
+        }
     }
 
     /// The decision has one line.
@@ -502,9 +507,22 @@ impl Decision {
         self
     }
 
-    pub(crate) fn into_local(mut self) -> Self {
+    /// Of the fallback of a store that failed, under the quotas of one of `nodes`.
+    pub(crate) fn into_local(mut self, nodes: NonZero<u32>) -> Self {
         self.each_line(|line| line.local = true);
+        if nodes > NonZero::<u32>::MIN {
+            self = self.map_lines(|_, mut of| {
+                of.detail(|of| of.nodes = nodes);
+                of
+            });
+        }
         self
+    }
+
+    /// If the fallback decided: how many nodes shared the quotas. The decision has one line.
+    pub(crate) fn local_nodes(&self) -> Option<NonZero<u32>> {
+        let nodes = || self.governing_line().1.map_or(NonZero::<u32>::MIN, |of| of.nodes);
+        self.is_local().then(nodes)
     }
 
     #[inline(always)]

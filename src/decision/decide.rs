@@ -113,7 +113,7 @@ impl Decision {
                     reserved.filter(|_| granted > 0)
                 {
                     decision.line.verdict = Verdict::Reserved { ready_at };
-                    decision.cover(covered);
+                    decision.detail(|of| of.covered = Some(covered));
                 }
             }
             Some(Reservation { ready_at, last, .. }) => {

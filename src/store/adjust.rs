@@ -1,5 +1,6 @@
 //! Corrections of earlier charges: [`Adjust`].
 
+use std::num::NonZero;
 use std::ops::Range;
 
 use super::account::{Account, OwnedAccount, Windows, instant};
@@ -41,7 +42,8 @@ pub struct Adjust<'a> {
     /// From the start of the window in which each quota was charged to the end of the one that covers
     /// the tokens; `None` if tokens are taken.
     within: Option<[Span; Quotas::MAX]>,
-    local: bool,
+    /// If the fallback of a store that failed decided: how many nodes shared the quotas.
+    local: Option<NonZero<u32>>,
 }
 
 impl<'a> Adjust<'a> {
@@ -58,17 +60,21 @@ impl<'a> Adjust<'a> {
         for (i, quota) in account.quotas.iter().enumerate().take(decision.usage().len()) {
             within[i] = window(i, quota);
         }
-        Self { account, tokens, within: Some(within), local: decision.is_local() }
+        Self { account, tokens, within: Some(within), local: decision.local_nodes() }
     }
 
     /// Takes `tokens` in addition to those of `decision`, even beyond the limit: they are used
     /// already.
     pub fn take(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
-        Self { account, tokens, within: None, local: decision.is_local() }
+        Self { account, tokens, within: None, local: decision.local_nodes() }
     }
 
-    pub(super) fn is_local(&self) -> bool {
-        self.local
+    /// If it is of a local charge: the correction under the share by which that was decided.
+    pub(super) fn of_local(&self) -> Option<OwnedAdjust> {
+        let nodes = self.local?;
+        let mut adjust = self.to_owned();
+        adjust.account.share(nodes.get().into());
+        Some(adjust)
     }
 
     /// Returns the account.
@@ -164,16 +170,10 @@ pub struct OwnedAdjust {
     account: OwnedAccount,
     tokens: u64,
     within: Option<[Span; Quotas::MAX]>,
-    local: bool,
+    local: Option<NonZero<u32>>,
 }
 
 impl OwnedAdjust {
-    /// Under the share of each of `nodes` nodes, by which a local charge was decided.
-    pub(super) fn share(mut self, nodes: u64) -> Self {
-        self.account.share(nodes);
-        self
-    }
-
     /// Returns the [`Adjust`].
     pub fn as_adjust(&self) -> Adjust<'_> {
         let Self { ref account, tokens, within, local } = *self;

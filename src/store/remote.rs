@@ -225,11 +225,10 @@ impl Store for Remote {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        if adjust.is_local() {
+        if let Some(local) = adjust.of_local() {
             // To the memory that granted the tokens, never to the store: also by a handle of
             // another policy.
-            let nodes = self.caller.nodes.get().into();
-            return self.fallback().adjust(adjust.to_owned().share(nodes).as_adjust());
+            return self.fallback().adjust(local.as_adjust());
         }
         let Account { scope, key, .. } = adjust.account();
         let (caller, forget) = (Arc::clone(&self.caller), self.forget_around_call(scope, key));
@@ -355,11 +354,12 @@ impl Caller {
             self.outage.count_answers_without(1);
         }
         match self.on_failure {
-            OnStoreFailure::Local if self.nodes.get() > 1 => {
-                let share = charge.to_owned().share(self.nodes.get().into());
-                self.node.fallback.charge(share.as_charge()).map(Decision::into_local)
+            OnStoreFailure::Local => {
+                let nodes = self.nodes;
+                let share = charge.to_owned().share(nodes.get().into());
+                let decided = self.node.fallback.charge(share.as_charge());
+                decided.map(move |decision| decision.into_local(nodes))
             }
-            OnStoreFailure::Local => self.node.fallback.charge(charge).map(Decision::into_local),
             policy => Reply::from(Err(error.under(policy))),
         }
     }

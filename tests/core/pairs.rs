@@ -6,16 +6,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
+use fastrand::Rng;
 use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::store::{OnStoreFailure, Remote, Store};
+use tower_fixed_window::store::{Adjust, Charge, OnStoreFailure, Remote, Reply, Scope, Store};
+use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota,
+    Clock, Decision, EmptyBody, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock,
+    MemoryStore, Quota, Receipt, StoreError, SystemClock,
 };
 
 use crate::database::Database;
+use crate::reference::{self, Ask, Grid, Model, Taken, Terms, together};
 use crate::simulated_server::TURN;
+use crate::sized;
+use crate::trace::{NAMES, Spec, answer_of, limits_of, ms, terms};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -337,5 +343,107 @@ async fn heads_that_can_not_use_what_is_left_do_not_ask_at_once_again() {
         }
         sleep(110 * SECOND).await;
         assert!(database.calls() < 40 * lines, "{lines} lines: {} calls", database.calls());
+    }
+}
+
+/// Fails at once.
+struct Down;
+
+impl Store for Down {
+    fn charge(&self, _: Charge<'_>) -> Reply<Decision> {
+        Reply::from(Err(StoreError::new("down")))
+    }
+
+    fn adjust(&self, _: Adjust<'_>) -> Reply<()> {
+        Reply::from(Err(StoreError::new("down")))
+    }
+
+    fn reset(&self, _: &Scope, _: &Key) -> Reply<()> {
+        Reply::from(Err(StoreError::new("down")))
+    }
+
+    fn charges_together(&self) -> bool {
+        true
+    }
+}
+
+/// A node's part of a quota, in the reference.
+fn share(terms: &Terms, nodes: u32) -> Terms {
+    let of = |tokens: i128| (tokens + i128::from(nodes) - 1) / i128::from(nodes);
+    let Terms { limit, capacity, max_reserved, .. } = *terms;
+    let [limit, capacity, max_reserved] = [limit, capacity, max_reserved].map(of);
+    Terms { limit, capacity, max_reserved, ..*terms }
+}
+
+/// S14, S33: a charge is decided and corrected under the share of the handle that made it, whichever
+/// handle makes the correction.
+#[test]
+fn a_local_charge_is_corrected_under_the_share_that_decided_it() {
+    const NODES: [u32; 4] = [1, 2, 3, 70_000];
+    for seed in 0..sized(300, 20_000) {
+        let mut rng = Rng::with_seed(seed);
+        let mut some_specs = || -> Vec<Spec> {
+            let mut spec = |part: u32| Spec {
+                amounts: (rng.u64(1..30), rng.u64(..2) * rng.u64(..30), rng.u64(..40)),
+                // No window ends while this runs.
+                window_ms: (Quota::MAX_WINDOW / part).as_millis() as u64,
+                grid: Grid::Aligned,
+            };
+            let first = spec(1);
+            [first].into_iter().chain((2..5).filter(|_| seed % 3 == 0).map(spec)).collect()
+        };
+        let specs: Vec<_> = (0..1 + seed % 2).map(|_| some_specs()).collect();
+        let store = Remote::around(Down).deadline(Duration::MAX);
+        let handles = NODES.map(|nodes| limits_of(&specs).store(store.clone().local_share(nodes)));
+        let shared = |nodes: u32| -> Vec<Vec<Terms>> {
+            let of = |specs: &Vec<Spec>| specs.iter().map(|of| share(&terms(of), nodes)).collect();
+            specs.iter().map(of).collect()
+        };
+        let mut models: Vec<_> = specs.iter().map(|of| Model::new(of.len(), 0)).collect();
+        let (now, mut receipts) = (i128::from(SystemClock.now_ms()), Vec::new());
+        for step in 0..40 {
+            let (by, at) = (rng.usize(..NODES.len()), format!("seed {seed}, step {step}"));
+            if rng.bool() && !receipts.is_empty() {
+                let (receipt, terms, taken): (Receipt, Vec<Vec<Terms>>, Vec<Taken>) =
+                    receipts.swap_remove(rng.usize(..receipts.len()));
+                let mut costs = Vec::new();
+                for (i, taken) in taken.into_iter().enumerate() {
+                    let cost = rng.u64(..40);
+                    models[i].settle(&terms[i], taken, now, cost.into());
+                    costs.push((NAMES[i], cost));
+                }
+                block_on(handles[by].settle(receipt, costs)).expect("memory answers");
+            }
+            let (cost, terms) = (rng.u64(..12), shared(NODES[by]));
+            let ask = [Ask::Charge, Ask::Reserve, Ask::Peek][rng.usize(..3)];
+            let asked = models.iter_mut().zip(&terms);
+            let mut asked: Vec<_> = asked
+                .map(|(model, terms)| reference::Line { model, terms, cost: cost.into() })
+                .collect();
+            let expected = together(&mut asked, now, ask);
+            let line = |name: &&'static str| Line::new(name, "alice", cost);
+            let lines: Vec<_> = NAMES[..specs.len()].iter().map(line).collect();
+            let charged = match ask {
+                Ask::Peek => None,
+                Ask::Charge => Some(block_on(handles[by].charge(&lines))),
+                Ask::Reserve => Some(block_on(handles[by].reserve(&lines))),
+            };
+            let decision = match charged.map(|charged| charged.expect("memory answers")) {
+                None => block_on(handles[by].peek(&lines)).expect("memory answers"),
+                Some(Err(refused)) => refused.decision().clone(),
+                Some(Ok(receipt)) => {
+                    let decision = receipt.decision().clone();
+                    receipts.push((receipt, terms, expected.taken.expect("it passes")));
+                    decision
+                }
+            };
+            let told = (decision.retry_at().map(ms), decision.ready_at().map(ms));
+            let is_told = (expected.allowed, (expected.retry_at, expected.ready_at));
+            assert_eq!((decision.allowed(), told), is_told, "{at}");
+            for ((_, of), expected) in decision.limits().zip(&expected.answers) {
+                assert!(of.is_local());
+                assert_eq!(answer_of(&of).numbers(), expected.numbers(), "{at}");
+            }
+        }
     }
 }

@@ -13,7 +13,7 @@ use crate::reference::{
 };
 use crate::{answer, charge, peek};
 
-const NAMES: [&str; 4] = ["model", "tokens", "cents", "jobs"];
+pub(crate) const NAMES: [&str; 4] = ["model", "tokens", "cents", "jobs"];
 const KEYS: [&str; 2] = ["alice", "bob"];
 
 /// A limit, a key and a cost.
