@@ -387,6 +387,7 @@ impl Shard {
         cost: u64,
     ) -> Option<(Ruling, bool)> {
         let quota = account.quotas().first();
+        let is_on_calendar = matches!(quota.anchor, Anchor::Calendar(_));
         let shares = self.overflows_until(now.at).is_some();
         let window = Window::at(now.at, None, quota, account.shift(quota));
         let is_sure = now.is_exact() || !window.is_over_at(now.at, now.latest);
@@ -401,7 +402,10 @@ impl Shard {
             return (is_first && !shares).then_some((ruling, false));
         }
         let (slot, is_new) = match self.table.find(fingerprint, now.at, |_| false) {
-            Found::Entry(slot) if self.table.get(slot).until <= now.at => (slot, false),
+            // On a calendar, the window may go on from the end that a file has of the last one.
+            Found::Entry(slot) if self.table.get(slot).until <= now.at && !is_on_calendar => {
+                (slot, false)
+            }
             Found::Free(slot) if !shares => (slot, true),
             _ => return None,
         };
