@@ -227,15 +227,22 @@ impl SavedWindows {
         }
     }
 
-    /// The windows around the instants of a range, at most of forty years, as they end.
+    /// The windows around the instants of a range as they end, up to twenty years from now: a clock
+    /// that was wrong for a moment may have counted in any year.
     #[cfg(feature = "saved")]
-    pub(crate) fn all(&self, calendar: Calendar, range: RangeInclusive<i64>) -> Vec<Span> {
-        const MOST: i64 = 40 * 366 * DAY;
+    pub(crate) fn all(
+        &self,
+        calendar: Calendar,
+        range: RangeInclusive<i64>,
+        now: i64,
+    ) -> Vec<Span> {
+        const MOST: i64 = 20 * 366 * DAY;
 
-        let (first, last) = range.into_inner();
+        let first = *range.start().max(&(now - MOST));
+        let last = *range.end().min(&(now + MOST));
         let saved = self.0.iter().filter(|(of, window)| *of == calendar && first <= window.start);
         let mut windows: Vec<_> = saved.map(|(_, window)| *window).collect();
-        let mut at = first.max(last.saturating_sub(MOST));
+        let mut at = first;
         while at <= last {
             let window = calendar.around(at);
             if windows.iter().all(|of| of.start != window.start) {

@@ -80,7 +80,7 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
     // After the entries, so that each copied entry's counter is among these.
     let counters = memory.counters.all();
     write_counters(&counters, &mut bytes);
-    write_windows(&counters, &memory.windows, starts, &mut bytes);
+    write_windows(&counters, &memory.windows, (starts, now), &mut bytes);
     let content = flush(&mut bytes)?;
     bytes.extend(now.to_le_bytes());
     let sum = flush(&mut bytes)?;
@@ -157,7 +157,7 @@ fn write_quota(quota: &Quota, bytes: &mut Vec<u8>) {
 fn write_windows(
     counters: &NotedScopes,
     saved: &SavedWindows,
-    starts: Starts,
+    (starts, now): (Starts, i64),
     bytes: &mut Vec<u8>,
 ) {
     let mut calendars: Vec<(&Quota, Calendar)> = Vec::new();
@@ -172,7 +172,7 @@ fn write_windows(
     bytes.extend((calendars.len() as u32).to_le_bytes());
     for (quota, calendar) in calendars {
         write_quota(quota, bytes);
-        let windows = starts.map(|(first, last)| saved.all(calendar, first..=last));
+        let windows = starts.map(|(first, last)| saved.all(calendar, first..=last, now));
         let windows = windows.unwrap_or_default();
         bytes.extend((windows.len() as u32).to_le_bytes());
         for Span { start, end } in windows {

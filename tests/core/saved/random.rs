@@ -10,13 +10,13 @@ use harness::{Operation, forward_to_memory};
 use proptest::prelude::*;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    KeptReceipt, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
+    Clock, KeptReceipt, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, Receipt,
 };
 use tower_fixed_window_conformance::{TOGETHER_VECTORS, VECTORS, replay};
 
 use super::{MINUTE_MS, NOW_MS, folder};
 use crate::trace::*;
-use crate::{answer, charge};
+use crate::{answer, charge, sized};
 
 /// A receipt belongs to its store, so the next process reads it from text.
 fn deployed(receipt: Receipt) -> Receipt {
@@ -189,5 +189,74 @@ fn a_store_that_was_loaded_is_the_one_that_was_saved() {
             drop(first);
             twins.stores = [open(&one, max_keys, &clock), open(&other, max_keys, &clock)];
         }
+    }
+}
+
+/// S35: a window that runs ends as it began, by whichever edition of the zone data, and whatever the
+/// clock has shown before; and the one behind it is no part of a window.
+#[test]
+fn another_edition_changes_no_window_that_runs() {
+    const HOUR_MS: u64 = 3_600_000;
+    const DAY_MS: u64 = 24 * HOUR_MS;
+    for seed in 0..sized(60, 20_000) {
+        let mut rng = Rng::with_seed(seed);
+        let folder = folder();
+        let now = NOW_MS + rng.u64(..40 * DAY_MS);
+        let clock = ManualClock::at_ms(now);
+        let moved = rng.i64(-5..=5);
+        let (period, least) = match rng.u8(..4) {
+            0 | 1 => (Quota::per_day(5), DAY_MS),
+            2 => (Quota::per_week(5), 7 * DAY_MS),
+            _ => (Quota::per_month(5), 28 * DAY_MS),
+        };
+        let quota = match rng.u8(..4) {
+            0 => period.rollover_up_to(9),
+            1 => period.reserve_up_to(7),
+            _ => period,
+        };
+        let since = Duration::from_millis(now - rng.u64(..900 * DAY_MS));
+        let quota = if rng.u8(..4) == 0 { quota.starting_at(since) } else { quota };
+        // The clock of one zone, and a name whose counters are those of the next edition's.
+        let west = 3 + moved;
+        let before = format!("Etc/GMT+3=Etc/GMT{}{}", if west < 0 { '-' } else { '+' }, west.abs());
+        let limiter = |zone: &str| {
+            let store = MemoryStore::with_max_keys(100).clock(clock.clone());
+            let store = store.saved_to(folder.path().join("counts"), Duration::MAX);
+            quota.in_zone(zone).name("api").store(store.expect("it opens"))
+        };
+        let first = limiter(&before);
+        let at = format!("seed {seed}: {quota} in {before}, at {now}");
+        for _ in 0..rng.u64(1..9) {
+            match rng.u8(..4) {
+                // For a moment, the clock is far ahead, or behind.
+                0 => {
+                    let years = [1, 25, 41, 100][rng.usize(..4)] * 366 * DAY_MS;
+                    let behind = years < now && rng.bool();
+                    clock.set_ms(if behind { now - years } else { now + years });
+                    let _ = charge(&first, "bob", rng.u64(1..12), true);
+                    clock.set_ms(now);
+                }
+                _ => drop(charge(&first, "alice", rng.u64(..4), rng.bool())),
+            }
+        }
+        let left = |limiter: &Limiter| {
+            let peek = answer(limiter.peek("alice"));
+            (peek.used(), peek.remaining(), peek.reset_at())
+        };
+        let _ = charge(&first, "alice", 1, false);
+        let known = left(&first);
+        drop(first);
+        let end = ms(known.2) as u64;
+        clock.set_ms(rng.u64(now..end));
+        let second = limiter("Etc/GMT+3");
+        assert_eq!(left(&second), known, "{at}, then {}", clock.now_ms());
+        let mut passed = 0;
+        while charge(&second, "alice", 1, false).0.allowed() {
+            passed += 1;
+        }
+        assert_eq!(passed, known.1, "{at}");
+        clock.set_ms(end + rng.u64(..5 * HOUR_MS));
+        let next = ms(charge(&second, "alice", 1, false).0.reset_at()) as u64;
+        assert!(next - end >= least - 6 * HOUR_MS, "{at}: a window of {} ms", next - end);
     }
 }
