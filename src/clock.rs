@@ -27,7 +27,9 @@ pub trait Clock: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
-/// How far [`SystemClock::recent_ms`] can lag: three ticks of the kernels with the longest ones.
+/// How far [`SystemClock::recent_ms`] lags: three ticks of the kernels with the longest ones. If a
+/// machine stands still for longer, its clock is late by that: charges count in the window of the
+/// last tick, which gets no more than its limit, and never in one before what its shard has seen.
 pub(crate) const LAG_MS: i64 = 30;
 
 impl SystemClock {

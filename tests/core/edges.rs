@@ -71,6 +71,25 @@ fn exactly_the_limit_passes_in_windows_of_the_systems_clock() {
     }
 }
 
+/// A machine that stands still, or a processor that does and has to keep the time: the last tick is
+/// of any time ago. Then charges count in a window that has ended meanwhile, and no window gets more.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_clock_whose_ticks_are_late_is_only_a_late_clock() {
+    let Some(library) = harness::shifted_clock() else { return };
+    let passes = |test: &str, tick_ms: u64| {
+        let this = std::env::current_exe().expect("this program");
+        let mut child = std::process::Command::new(this);
+        child.args(["--exact", &format!("edges::{test}")]);
+        child.env("LD_PRELOAD", library.path()).env("TICK_MS", tick_ms.to_string());
+        child.output().expect("it runs").status.success()
+    };
+    for tick_ms in [130, 3_600_000] {
+        assert!(passes("exactly_the_limit_passes_in_windows_of_the_systems_clock", tick_ms));
+    }
+    assert!(!passes("a_request_is_counted_in_a_window_that_runs_when_it_is_sent", 130));
+}
+
 /// Near an edge, the last tick may be in the window before.
 #[test]
 fn a_request_is_counted_in_a_window_that_runs_when_it_is_sent() {

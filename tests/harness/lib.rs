@@ -15,4 +15,4 @@ pub use forward::Operation;
 pub use gateway::{Command, Fate, contains, gateway};
 pub use postgres::{Pooler, Postgres, give};
 pub use proxy::Proxy;
-pub use server::{ALONE, Server, ask, free_port, installed, signal, wait_for};
+pub use server::{ALONE, Server, ask, free_port, installed, shifted_clock, signal, wait_for};

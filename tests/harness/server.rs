@@ -27,7 +27,7 @@ pub struct Server {
 }
 
 /// A library that, preloaded, shifts the clocks of a process. `None` where there is no C compiler.
-fn shifted_clock() -> Option<tempfile::NamedTempFile> {
+pub fn shifted_clock() -> Option<tempfile::NamedTempFile> {
     let library = tempfile::Builder::new().suffix(".so").tempfile().expect("a file");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/shifted_clock.c");
     let compiled = Command::new("cc")

@@ -1,6 +1,7 @@
 /* Shows a process another time of day, by CLOCK_SHIFT seconds, and has its machine sleep for as many
-   seconds as the file SLEPT says. Preloaded into a server: libfaketime asks its allocator for memory
-   before that is ready, and the server stands still. */
+   seconds as the file SLEPT says. Its coarse clock has a tick every TICK_MS milliseconds. Preloaded
+   into a server: libfaketime asks its allocator for memory before that is ready, and the server stands
+   still. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,10 +33,21 @@ static long slept(void) {
     return seconds;
 }
 
+static long tick(void) {
+    const char *text = getenv("TICK_MS");
+    return text ? atol(text) : 0;
+}
+
 int clock_gettime(clockid_t id, struct timespec *now) {
     int result = (int)syscall(SYS_clock_gettime, id, now);
     if (result == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) {
         now->tv_sec += shift();
+        if (id == CLOCK_REALTIME_COARSE && tick() > 0) {
+            long ms = now->tv_sec * 1000 + now->tv_nsec / 1000000;
+            ms -= ms % tick();
+            now->tv_sec = ms / 1000;
+            now->tv_nsec = ms % 1000 * 1000000;
+        }
     } else if (result == 0 && id == CLOCK_BOOTTIME) {
         now->tv_sec += slept();
     }
