@@ -2,8 +2,9 @@
 //! and the names of types.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use crate::{files, read};
 
 /// The most lines of code in a file, without documentation, comments, blank lines and tests.
 const MAX_LINES: usize = 600;
@@ -25,40 +26,11 @@ const CRATES: [(&str, &[&str]); 10] = [
 /// The store in Redis, a crate of its own.
 const COMPANION: &str = "redis/src";
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-
-pub(crate) fn read(path: impl AsRef<Path>) -> String {
-    let path = Path::new(ROOT).join(path);
-    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
-
-/// All files of the core, by their paths in `src` without `.rs`.
-pub(crate) fn sources() -> BTreeMap<String, String> {
-    sources_of("src")
-}
-
-fn sources_of(folder: &str) -> BTreeMap<String, String> {
-    fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(dir).expect("a directory") {
-            let path = entry.expect("readable").path();
-            if path.is_dir() {
-                walk(&path, found);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                found.push(path);
-            }
-        }
-    }
-    let src = Path::new(ROOT).join(folder);
-    let mut found = Vec::new();
-    walk(&src, &mut found);
-    let name = |path: &PathBuf| {
-        let path = path.strip_prefix(&src).expect("inside").with_extension("");
-        path.components()
-            .map(|part| part.as_os_str().to_string_lossy())
-            .collect::<Vec<_>>()
-            .join("/")
-    };
-    found.iter().map(|path| (name(path), read(path))).filter(|(name, _)| name != "guide").collect()
+/// All files of a crate, by their paths in `src` without `.rs`.
+pub(crate) fn sources(folder: &str) -> BTreeMap<String, String> {
+    let name = |path: &str| path[folder.len() + 1..path.len() - 3].to_owned();
+    let sources = files(folder, &[".rs"]).into_iter().map(|path| (name(&path), read(&path)));
+    sources.filter(|(name, _)| name != "guide").collect()
 }
 
 /// Lines of code: without documentation, comments, blank lines and tests.
@@ -72,20 +44,18 @@ pub(crate) fn code(text: &str) -> impl Iterator<Item = &str> {
 fn files_are_short_and_folders_name_few_crates() {
     let mut faults = Vec::new();
     for folder in ["src", COMPANION] {
-        for (file, text) in sources_of(folder) {
+        for (file, text) in sources(folder) {
             let lines = code(&text).count();
             if lines > MAX_LINES {
                 faults.push(format!("{folder}/{file}.rs has {lines} lines of code"));
             }
         }
     }
-    for (file, text) in sources() {
+    for (file, text) in sources("src") {
         for (name, folders) in CRATES {
+            let of_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
             let is_path = |line: &str| {
-                line.match_indices(&format!("{name}::")).any(|(at, _)| {
-                    let before = line[..at].chars().next_back();
-                    before.is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != ':')
-                })
+                line.split(|c| !of_path(c)).any(|path| path.starts_with(&format!("{name}::")))
             };
             let is_inside = folders.iter().any(|folder| Path::new(&file).starts_with(folder));
             if !is_inside && code(&text).any(is_path) {
@@ -136,15 +106,12 @@ const MAX_TYPES: usize = 40;
 /// The structs, enums and traits of a file, without those of its tests.
 fn types(text: &str) -> impl Iterator<Item = &str> {
     code(text).filter_map(|line| {
-        let line = line.trim_start();
-        // Also `pub(super)` and the like.
-        let line = match line.strip_prefix("pub(") {
-            Some(rest) => rest.split_once(") ")?.1,
-            None => line.strip_prefix("pub ").unwrap_or(line),
-        };
-        let name =
-            ["struct ", "enum ", "trait "].iter().find_map(|kind| line.strip_prefix(kind))?;
-        name.split(|c: char| !c.is_alphanumeric()).next()
+        // `pub(super)` and the like may stand before.
+        let mut words = line
+            .split_whitespace()
+            .skip_while(|word| word.starts_with("pub") || word.ends_with(')'));
+        let is_type = ["struct", "enum", "trait"].contains(&words.next()?);
+        words.next()?.split(|c: char| !c.is_alphanumeric()).next().filter(|_| is_type)
     })
 }
 
@@ -157,7 +124,7 @@ fn no_two_types_have_one_name_and_stores_elsewhere_have_few() {
     let text = "struct A<T>(T);\n    pub(in crate::b) enum B {\npub trait C: A {\n/// struct D\n";
     assert_eq!(types(text).collect::<Vec<_>>(), ["A", "B", "C"]);
 
-    let (core, companion) = (sources(), sources_of(COMPANION));
+    let (core, companion) = (sources("src"), sources(COMPANION));
     let of = |files: &BTreeMap<_, _>, folder| {
         let inside = files.iter().filter(|(file, _): &(&String, _)| file.starts_with(folder));
         inside.map(|(_, text): (_, &String)| types(text).count()).sum::<usize>()

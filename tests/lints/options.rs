@@ -1,10 +1,8 @@
 //! The table of options in docs/configuration.md has those of the public types, and no others.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+use crate::{files, read};
 
 /// Rows of the table, and the types that have their options.
 const ROWS: [(&str, &str); 6] = [
@@ -15,18 +13,6 @@ const ROWS: [(&str, &str); 6] = [
     ("`Remote`", "Remote"),
     ("`MemoryStore`", "MemoryStore"),
 ];
-
-/// The sources of a folder, one after the other.
-fn sources(folder: &Path) -> String {
-    let entries =
-        fs::read_dir(folder).expect("a directory").map(|entry| entry.expect("one").path());
-    let texts = entries.map(|path| match path.extension() {
-        _ if path.is_dir() => sources(&path),
-        Some(of) if of == "rs" => fs::read_to_string(&path).expect("UTF-8"),
-        _ => String::new(),
-    });
-    texts.collect()
-}
 
 /// The public methods of a type that take it by value, as builders do.
 fn options<'a>(sources: &'a str, of: &str) -> BTreeSet<&'a str> {
@@ -50,9 +36,9 @@ fn options<'a>(sources: &'a str, of: &str) -> BTreeSet<&'a str> {
 
 #[test]
 fn the_guide_says_where_each_option_is() {
-    let sources: String =
-        ["src", "redis/src"].map(|folder| sources(&Path::new(ROOT).join(folder))).concat();
-    let page = fs::read_to_string(Path::new(ROOT).join("docs/configuration.md")).expect("a page");
+    let sources = ["src", "redis/src"].map(|folder| files(folder, &[".rs"])).concat();
+    let sources: String = sources.into_iter().map(read).collect();
+    let page = read("docs/configuration.md");
     let (_, table) = page.split_once("| on | options |").expect("a table");
     let limits = options(&sources, "Limit");
     for (row, of) in ROWS {
@@ -60,8 +46,6 @@ fn the_guide_says_where_each_option_is() {
         let named = line.split('|').nth(2).expect("a cell").split('`').skip(1).step_by(2);
         let named: BTreeSet<_> = named.collect();
         let mut there = options(&sources, of);
-        // For text, and of a limit.
-        there.retain(|name| !name.starts_with("try_"));
         there.retain(|name| of == "Limit" || !limits.contains(name));
         assert_eq!(named, there, "{of}");
     }

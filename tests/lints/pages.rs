@@ -1,56 +1,40 @@
 //! Pages: the length of lines and of pages, paths that exist, and limits of routes.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+use crate::{ROOT, files, read};
 
 /// Markdown that users read, without what a program writes.
 fn pages() -> Vec<(String, String)> {
-    let mut names: Vec<_> =
-        ["README", "BENCHMARKS", "CHANGELOG", "CONTRIBUTING", "PROOF", "SECURITY"]
-            .into_iter()
-            .chain(["benches/peers/README", "docs/operations/README", "examples/README"])
-            .map(|name| format!("{name}.md"))
-            .collect();
-    let docs = fs::read_dir(Path::new(ROOT).join("docs")).expect("a directory");
-    for entry in docs {
-        let name = entry.expect("readable").file_name().into_string().expect("UTF-8");
-        if name.ends_with(".md") {
-            names.push(format!("docs/{name}"));
-        }
-    }
+    let others =
+        ["README", "BENCHMARKS", "CHANGELOG", "CONTRIBUTING", "PROOF", "SECURITY"].into_iter();
+    let others = others.chain(["benches/peers/README", "examples/README"]);
+    let names: Vec<_> = others
+        .map(|name| format!("{name}.md"))
+        .chain(files("docs", &[".md"]))
+        .filter(|name| !name.contains("/pictures/"))
+        .collect();
     assert!(names.len() > 15, "the guide was found");
-    let text = |name: &str| fs::read_to_string(Path::new(ROOT).join(name)).expect(name);
-    names.into_iter().map(|name| (name.clone(), text(&name))).collect()
+    names.into_iter().map(|name| (name.clone(), read(name))).collect()
 }
 
-/// A page without its code, line by line, each with its number.
-fn prose(page: &str) -> Vec<(usize, &str)> {
-    let mut is_code = false;
-    let mut lines = Vec::new();
-    for (number, line) in (1..).zip(page.lines()) {
-        let is_fence = line.trim_start().starts_with("```");
-        is_code ^= is_fence;
-        if !is_code && !is_fence {
-            lines.push((number, line));
-        }
-    }
-    lines
+/// The lines of a page without its code.
+fn prose(page: &str) -> impl Iterator<Item = &str> {
+    page.split("```").step_by(2).flat_map(str::lines)
 }
 
 #[test]
 fn lines_of_pages_have_at_most_100_characters() {
     let mut faults = Vec::new();
     for (name, page) in pages() {
-        for (number, line) in prose(&page) {
+        for line in prose(&page) {
             // What scripts/peers writes isn't wrapped.
             let is_exempt = line.starts_with('|')
                 || line.contains("](")
                 || line.contains("][")
                 || name == "BENCHMARKS.md";
             if line.chars().count() > 100 && !is_exempt {
-                faults.push(format!("{name}:{number}: {line}"));
+                faults.push(format!("{name}: {line}"));
             }
         }
     }
@@ -96,7 +80,7 @@ fn files_that_pages_name_exist() {
     let mut faults = Vec::new();
     let mut checked = 0;
     for (name, page) in pages() {
-        let text = prose(&page).into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("\n");
+        let text = prose(&page).collect::<Vec<_>>().join("\n");
         for code in text.split('`').skip(1).step_by(2).filter(|code| is_path(code)) {
             checked += 1;
             let beside = Path::new(ROOT).join(&name).with_file_name(code);
@@ -109,38 +93,19 @@ fn files_that_pages_name_exist() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a directory") {
-        let path = entry.expect("readable").path();
-        if path.is_dir() {
-            // A workspace's `target` may have sources that build scripts have written.
-            if !path.ends_with("target") {
-                sources(&path, found);
-            }
-        } else if path.extension().is_some_and(|of| ["rs", "html", "js"].iter().any(|it| of == *it))
-        {
-            found.push(path);
-        }
-    }
-}
-
 /// Calls of `.layer(..)` on a route that has methods: axum applies these to wrong methods, too.
 fn layers_of_routes(text: &str) -> Vec<&str> {
-    let of_method = |&(at, _): &(usize, &str)| {
-        let before = text[..at].chars().next_back();
-        before.is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != '.')
-    };
-    let methods = ["get(", "post(", "put(", "patch(", "delete("];
-    let calls = methods.iter().flat_map(|method| text.match_indices(method).filter(of_method));
-    let layered = calls.filter_map(|(at, method)| {
-        let mut depth = 1;
-        let arguments = &text[at + method.len()..];
-        let end = arguments.find(|c| {
-            depth += i32::from(c == '(') - i32::from(c == ')');
+    let layered = text.match_indices(".layer(").filter_map(|(at, _)| {
+        let call = text[..at].trim_end_matches(|c: char| c.is_whitespace() || c == '/');
+        let (mut depth, is_name) = (0, |c: char| c.is_alphanumeric() || c == '_' || c == '.');
+        let opens = call.rfind(|c| {
+            depth += i32::from(c == ')') - i32::from(c == '(');
             depth == 0
         })?;
-        let rest = arguments[end + 1..].trim_start_matches(|c: char| c.is_whitespace() || c == '/');
-        rest.starts_with(".layer(").then(|| &text[at..at + method.len() + end + 1])
+        let (_, method) =
+            call[..opens].rsplit_once(|c| !is_name(c)).unwrap_or(("", &call[..opens]));
+        let is_route = ["get", "post", "put", "patch", "delete"].contains(&method);
+        (is_route && call.ends_with(')')).then(|| &call[opens - method.len()..])
     });
     layered.collect()
 }
@@ -150,14 +115,9 @@ fn examples_limit_a_route_by_its_route_layer() {
     let example = "a.get(x).layer(l); get(f(\"a\"))\n/// .layer(l); post(b).route_layer(l)";
     assert_eq!(layers_of_routes(example), ["get(f(\"a\"))"]);
 
-    let mut files = Vec::new();
-    for folder in ["src", "examples", "tests/stacks/tests"] {
-        sources(&Path::new(ROOT).join(folder), &mut files);
-    }
-    let texts = files.into_iter().map(|file| {
-        let name = file.strip_prefix(ROOT).expect("inside").display().to_string();
-        (name, fs::read_to_string(&file).expect("UTF-8"))
-    });
+    let folders = ["src", "examples", "tests/stacks/tests"];
+    let sources = folders.map(|folder| files(folder, &[".rs", ".html", ".js"])).concat();
+    let texts = sources.into_iter().map(|name| (name.clone(), read(name)));
     let mut faults = Vec::new();
     for (name, text) in texts.chain(pages()) {
         // The page that explains the difference.
@@ -165,4 +125,12 @@ fn examples_limit_a_route_by_its_route_layer() {
         faults.extend(found.map(|route| format!("{name}: {route}.layer(..)")));
     }
     assert!(faults.is_empty(), "write .route_layer(..):\n{}", faults.join("\n"));
+}
+
+#[test]
+fn the_pages_name_the_programs_that_are_run() {
+    let pages = ["docs/other-stacks.md", "docs/responses.md"].map(read).concat();
+    for name in files("tests/stacks/tests", &[".rs"]) {
+        assert!(pages.contains(&name), "no page names {name}");
+    }
 }

@@ -1,42 +1,38 @@
 //! The way of a request in CONTRIBUTING.md exists, and can be read in one sitting.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+use crate::layout::code;
+use crate::read;
+
 const MAX_FILES: usize = 18;
 const MAX_LINES: usize = 300;
 
 /// Returns the number of lines of code of the functions with this name.
 fn lines_of(text: &str, function: &str) -> usize {
-    let lines: Vec<_> = text.lines().collect();
+    let lines: Vec<_> = code(text).collect();
     let starts = |line: &str| {
         let after = line.split_once("fn ").and_then(|(_, rest)| rest.strip_prefix(function));
         after.is_some_and(|rest| rest.starts_with(['(', '<']))
-            && !line.trim_start().starts_with("//")
     };
-    let is_code = |line: &&&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
     let begins = lines.iter().enumerate().filter(|(_, line)| starts(line));
     let length = |(begin, line): (usize, &&str)| {
         let end = format!("{}}}", " ".repeat(line.len() - line.trim_start().len()));
-        let length = lines[begin..].iter().position(|line| *line == end).expect("an end");
-        lines[begin..=begin + length].iter().filter(is_code).count()
+        lines[begin..].iter().position(|line| *line == end).expect("an end") + 1
     };
     begins.map(length).sum()
 }
 
 #[test]
 fn the_way_of_a_request_is_short() {
-    let page = fs::read_to_string(Path::new(ROOT).join("CONTRIBUTING.md")).expect("readable");
+    let page = read("CONTRIBUTING.md");
     let (_, way) = page.split_once("## The way of a request").expect("a section");
     let (way, _) = way.split_once("\n## ").expect("another section after it");
     let (mut files, mut missing, mut lines) = (BTreeSet::new(), Vec::new(), 0);
     for row in way.lines().filter(|line| line.starts_with("| `")) {
         let mut names = row.split('`').skip(1).step_by(2);
         let file = names.next().expect("a file");
-        let path = Path::new(ROOT).join(format!("src/{file}.rs"));
-        let text = fs::read_to_string(path).unwrap_or_default();
+        let text = read(format!("src/{file}.rs"));
         files.insert(file);
         for function in names {
             match lines_of(&text, function) {

@@ -1,13 +1,6 @@
 //! docs/tutorial.md shows what each of its steps adds to the one before.
 
-use std::fs;
-use std::path::Path;
-
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-
-fn read(path: &str) -> String {
-    fs::read_to_string(Path::new(ROOT).join(path)).expect(path)
-}
+use crate::{files, read};
 
 /// Lines of code, without empty ones.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
@@ -20,7 +13,7 @@ fn each_step_shows_what_it_adds() {
     let sections: Vec<_> = page.split("\n## ").skip(1).collect();
     let mut before = String::new();
     for step in 1..=8 {
-        let after = read(&format!("examples/tutorial/step{step}.rs"));
+        let after = read(format!("examples/tutorial/step{step}.rs"));
         let section = sections.iter().find(|section| section.starts_with(&format!("{step}. ")));
         let blocks = section.expect("a section for each step").split("```rust,ignore\n").skip(1);
         let shown: Vec<_> = blocks.filter_map(|block| block.split("\n```").next()).collect();
@@ -39,10 +32,7 @@ fn each_step_shows_what_it_adds() {
         }
         before = after;
     }
-    let files = fs::read_dir(Path::new(ROOT).join("examples/tutorial")).expect("a folder");
-    let steps = files.filter(|file| {
-        let name = file.as_ref().expect("readable").file_name();
-        name.to_string_lossy().starts_with("step")
-    });
+    let steps = files("examples/tutorial", &[".rs"]);
+    let steps = steps.iter().filter(|path| path.starts_with("examples/tutorial/step"));
     assert_eq!(steps.count(), 8, "each program is a step");
 }
