@@ -15,15 +15,15 @@ compile_error!(
 /// A source of wall time, such as [`ManualClock`] or [one of your
 /// own](crate::guide::testing#queues).
 ///
-/// A store reads its clock once per decision. A clock that steps back grants no tokens by itself.
+/// A store reads its clock once per decision. If the clock steps back, that alone grants no tokens.
 pub trait Clock: Send + Sync + 'static {
-    /// Returns milliseconds since the Unix epoch, UTC, as [`ManualClock::set_ms`] sets them. Values
-    /// above 2^53 - 1 count as 2^53 - 1.
+    /// Returns the milliseconds since the Unix epoch, UTC, as [`ManualClock::set_ms`] sets them.
+    /// Values above 2^53 - 1 count as 2^53 - 1.
     fn now_ms(&self) -> u64;
 }
 
-/// The system's wall clock, which a [`MemoryStore`](crate::MemoryStore) reads unless it has
-/// another. Before 1970 it reads 0.
+/// The system's wall clock, the default of a [`MemoryStore`](crate::MemoryStore). Before 1970, it
+/// reads 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 

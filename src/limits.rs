@@ -35,8 +35,8 @@ pub use refused::{Refused, RefusedKey, RefusedRoute};
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use kept::KeptReceipt;
 
-/// Limits that are charged together: a charge passes only if every limit grants it, and a refusal
-/// takes from none. Each limit has its own key and its own cost.
+/// Limits that are charged together. A charge passes only if every limit grants it; a refused
+/// charge takes no tokens of any. Each limit has its own key and cost.
 ///
 /// ```
 /// use tower_fixed_window::{Limits, Line, Quota};
@@ -69,17 +69,18 @@ pub use kept::KeptReceipt;
 /// # Ok(()) }
 /// ```
 ///
-/// The [`Decision`] shows one limit: on a refusal the refusing one with the latest retry, otherwise
-/// the one with the smallest part of its limit left. [`Decision::of`] returns that of each.
+/// The [`Decision`] shows one limit: if limits refuse, the one with the longest wait, otherwise the
+/// one with the smallest fraction of its limit left. [`Decision::of`] returns the decision of each.
 ///
-/// In memory and in a `RedisStore`, a charge is one step, in Redis one round trip. A cluster, whose
-/// keys are on several servers, and any other store that can't do that charges the limits one after
-/// the other, within one deadline, and returns what was taken when one refuses. Then, too, nothing
-/// passes above a limit, but another request may be refused although there is room ([S37]).
+/// In memory and in a `RedisStore`, a charge is one step; in Redis, it is one round trip. A
+/// cluster, whose keys are on several servers, charges the limits one after the other, within one
+/// deadline, and refunds them if one refuses; so does any store that can't charge several at once.
+/// Still, no more than each limit passes, but meanwhile another request may be refused although
+/// there is room ([S37]).
 ///
 /// [S37]: crate::guide::semantics
 ///
-/// Clones share their counters. The methods return a [`Reply`], which must be awaited.
+/// Clones share their counters. The methods return a [`Reply`], which you must await.
 #[derive(Clone)]
 pub struct Limits {
     /// All in one store.
@@ -90,8 +91,8 @@ impl Limits {
     /// Creates limits that count in memory, in a store of their own.
     ///
     /// # Panics
-    /// If there is none or more than eight, or if there are several and two have the same name or
-    /// one has none.
+    /// If there are no limits or more than eight, or if one of several has no name or the name of
+    /// another.
     #[track_caller]
     pub fn new<L: Into<Limit>>(limits: impl IntoIterator<Item = L>) -> Self {
         let limits: Vec<Limit> = limits.into_iter().map(Into::into).collect();
@@ -104,7 +105,7 @@ impl Limits {
         this
     }
 
-    /// Counts in this store, as [`Limit::store`] does for one limit.
+    /// Makes the limits count in this store, as [`Limit::store`] does for one limit.
     ///
     /// # Panics
     /// If the store is shared ([`Store::is_shared`]) and the only limit has no name.
@@ -151,10 +152,11 @@ impl Limits {
         self.limits[0].now()
     }
 
-    /// Returns the limiter of one limit: for a peek, a reset, or a charge of this limit alone.
+    /// Returns the limiter of the limit with this name, to peek at, reset or charge that limit
+    /// alone.
     ///
     /// # Panics
-    /// If there is none of this name.
+    /// If no limit has this name.
     #[must_use]
     #[track_caller]
     pub fn of(&self, name: &str) -> &Limiter {
@@ -174,15 +176,17 @@ impl Limits {
         }
     }
 
-    /// Takes the cost of each line, or nothing: see the example of [`Line`].
+    /// Takes the cost of each line, or nothing, and returns the decision: see the example of
+    /// [`Line`].
     ///
     /// # Errors
-    /// If the store fails, or if the lines name no limit of these, one twice, or none at all.
+    /// If the store fails, or if the lines are empty, name an unknown limit, or name one limit
+    /// twice.
     pub fn check<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
         self.ask(lines.as_ref(), |limiters, charge, _| check_here(|place| limiters[place], charge))
     }
 
-    /// Returns what each line's key has used, and whether the costs would pass. Takes nothing.
+    /// Returns what each line's key has used, and whether the costs would pass. It takes nothing.
     ///
     /// # Errors
     /// The same as those of [`check`](Self::check).
@@ -190,8 +194,8 @@ impl Limits {
         self.ask(lines.as_ref(), |limiters, charge, _| check(limiters, charge.peeking()))
     }
 
-    /// Takes the cost of each line and returns a receipt to correct the charge later, or the
-    /// refusal.
+    /// Takes the cost of each line, or nothing. Returns a receipt to correct the charge later, or
+    /// the refusal.
     ///
     /// # Errors
     /// The same as those of [`check`](Self::check).
@@ -199,9 +203,9 @@ impl Limits {
         self.ask(lines.as_ref(), charge_for_receipt)
     }
 
-    /// Takes the cost of each line, even from later windows as far as the quotas allow:
-    /// [`Limiter::reserve`] for several limits. The caller waits for [`Decision::ready_after`], the
-    /// longest wait of all limits.
+    /// Takes the cost of each line, if necessary from later windows, as far as the quotas allow, as
+    /// [`Limiter::reserve`] does for one limit. The caller then waits for
+    /// [`Decision::ready_after`], the longest wait of all limits.
     ///
     /// # Errors
     /// The same as those of [`check`](Self::check).
@@ -214,8 +218,7 @@ impl Limits {
         })
     }
 
-    /// Refunds a [charge](Self::charge) of all its limits: to each quota until the window of the
-    /// tokens has ended.
+    /// Refunds a [charge](Self::charge) to each quota of all its limits whose window has not ended.
     ///
     /// # Errors
     /// The same as those of [`settle`](Self::settle).
@@ -223,12 +226,12 @@ impl Limits {
         receipt.into().settle(&self.limits, |_| Some(0))
     }
 
-    /// Sets the true costs of a charge by the names of the limits, as [`Limiter::settle`] does.
-    /// Limits that are not named keep their cost.
+    /// Corrects a charge to its true costs, each by the name of its limit, as [`Limiter::settle`]
+    /// does. Limits that are not named keep their charge.
     ///
     /// # Errors
-    /// If the store fails, or the receipt is of other limits than these. If a name is not one of
-    /// the charge, or is there twice; then nothing changes.
+    /// If the store fails, or if the receipt is of other limits than these. Also if a name is not
+    /// in the charge, or is there twice; then nothing changes.
     pub fn settle<'a>(
         &self,
         receipt: impl Into<Receipt>,
@@ -385,7 +388,8 @@ impl From<&Self> for Limits {
     }
 }
 
-/// A limit in a charge of several, with its key and its cost. A limit without a line isn't charged.
+/// One limit in a charge of several, with its key and its cost. A limit without a line isn't
+/// charged.
 ///
 /// ```
 /// use tower_fixed_window::{Limits, Line, Quota, Quotas};
@@ -418,12 +422,12 @@ pub struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Charges the limit of this name `cost` tokens of `key`.
+    /// Creates a line that charges `cost` tokens of `key` to the limit with this name.
     pub fn new(name: &'a str, key: impl Into<Key>, cost: u64) -> Self {
         Self { name, key: key.into(), cost, quotas: None }
     }
 
-    /// Charges the same counters under other quotas, such as those of a customer's plan.
+    /// Charges the same counters under other quotas, such as a customer's plan.
     pub fn with_quotas(self, quotas: &'a Quotas) -> Self {
         Self { quotas: Some(quotas), ..self }
     }
@@ -436,11 +440,12 @@ impl fmt::Debug for Line<'_> {
     }
 }
 
-/// Proof of a charge that passed, to correct it once: it can't be copied. Dropping it leaves the
-/// charge as it is.
+/// Proof of a charge that passed, with which you can correct the charge once. It can't be cloned.
+/// If you drop it, the charge stays as it is.
 ///
-/// A [`Limiter`](crate::Limiter) corrects the charge of its one limit, as in the example of
-/// [`Limiter::charge`], and [`Limits`](crate::Limits) one of several, as in the example there.
+/// A [`Limiter`](crate::Limiter) corrects a charge of its limit, as in the example of
+/// [`Limiter::charge`]. [`Limits`](crate::Limits) correct a charge of several limits, as in the
+/// example there.
 #[derive(Debug)]
 pub struct Receipt {
     /// In their places of the charge.

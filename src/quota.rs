@@ -26,7 +26,7 @@ const WEEK_MS: u64 = 7 * DAY_MS;
 /// The first Monday, four days after the epoch, a Thursday.
 const MONDAY_MS: u64 = 4 * 86_400_000;
 
-/// `limit` tokens per `window`.
+/// A quota: `limit` tokens per `window`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -48,12 +48,12 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// assert_eq!(quota.with_limit(60), Quota::per_hour(60).reserve_up_to(100));
 /// ```
 ///
-/// Windows are half-open: a request at exactly the end of a window is in the next one. By default
-/// windows are *aligned* to the clock in UTC: a minute begins at the full minute, a week on Monday
-/// 00:00. [`starting_at`](Self::starting_at), [`staggered`](Self::staggered) and
-/// [`from_first_request`](Self::from_first_request) choose other grids.
+/// Windows are half-open: a request at exactly the end of a window belongs to the next one. By
+/// default, windows are *aligned* to the clock in UTC: a minute begins at the full minute, a week
+/// on Monday at 00:00. [`starting_at`](Self::starting_at), [`staggered`](Self::staggered) and
+/// [`from_first_request`](Self::from_first_request) choose other starts.
 ///
-/// Days, weeks, months and years can follow a contract, in a time zone and from a chosen first day:
+/// Days, weeks, months and years can follow a contract, with a time zone and a chosen first day:
 ///
 /// ```
 /// # #[cfg(feature = "time-zones")] {
@@ -69,19 +69,17 @@ const MONDAY_MS: u64 = 4 * 86_400_000;
 /// ```
 ///
 /// **What a fixed window does not promise:** a client can spend one limit just before a boundary
-/// and another just after it: up to twice the limit within one window's length. If your
+/// and another just after it, so up to twice the limit within the length of one window. If your
 /// backend can't absorb that, add a shorter window:
 /// `Quota::per_hour(1_000).and(Quota::per_minute(50))`.
 ///
 /// # Bounds
 ///
 /// A limit is at most 2^53 - 1 ([`MAX_TOKENS`](Self::MAX_TOKENS)). A limit of 0 refuses every
-/// request; for "unlimited", skip the request instead. A window is a whole number of milliseconds
-/// from 1 ms to ten years ([`MAX_WINDOW`](Self::MAX_WINDOW)). Other values panic where they are
-/// written, which in a `const` is a compile error. Parse what comes from a database or a file, which
-/// returns an error: `format!("{limit}/{seconds}s").parse::<Quota>()`, in [this
-/// written, which in a `const` is a compile error. Parse what comes from a database or a file, which
-/// returns an error: `format!("{limit}/{seconds}s").parse::<Quota>()`, in [this
+/// request; for "unlimited", see [`Plan::UNLIMITED`](crate::Plan::UNLIMITED). A window is a whole
+/// number of milliseconds, from 1 ms to ten years ([`MAX_WINDOW`](Self::MAX_WINDOW)). Other values
+/// panic; in a `const`, that is a compile error. For values from a database or a file, parse text,
+/// which returns an error: `format!("{limit}/{seconds}s").parse::<Quota>()`, in [this
 /// form](#impl-FromStr-for-Quota).
 #[derive(Clone, Copy)]
 pub struct Quota {
@@ -136,7 +134,7 @@ impl Anchor {
 }
 
 impl Quota {
-    /// `limit` tokens in each second.
+    /// Creates a quota of `limit` tokens per second.
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
@@ -145,7 +143,7 @@ impl Quota {
         Self::new(limit, Duration::from_secs(1))
     }
 
-    /// `limit` tokens in each minute.
+    /// Creates a quota of `limit` tokens per minute.
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
@@ -154,7 +152,7 @@ impl Quota {
         Self::new(limit, Duration::from_secs(60))
     }
 
-    /// `limit` tokens in each hour.
+    /// Creates a quota of `limit` tokens per hour.
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
@@ -163,7 +161,7 @@ impl Quota {
         Self::new(limit, Duration::from_secs(3_600))
     }
 
-    /// `limit` tokens in each day, from midnight to midnight UTC.
+    /// Creates a quota of `limit` tokens per day, from midnight to midnight UTC.
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
@@ -172,7 +170,7 @@ impl Quota {
         Self::new(limit, Duration::from_secs(86_400))
     }
 
-    /// `limit` tokens in each week, from Monday 00:00 UTC.
+    /// Creates a quota of `limit` tokens per week, from Monday 00:00 UTC.
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
@@ -181,9 +179,9 @@ impl Quota {
         Self::new(limit, Duration::from_secs(7 * 86_400))
     }
 
-    /// `limit` tokens in each month, from the first day of the month at 00:00 UTC. In memory, a
-    /// restart forgets what was used: write `MemoryStore::open(path, interval)?` (feature `saved`)
-    /// or use `RedisStore`.
+    /// Creates a quota of `limit` tokens per month, from the first day of the month at 00:00 UTC.
+    /// In memory, a restart forgets the count: use `MemoryStore::open(path, interval)?` (feature
+    /// `saved`) or `RedisStore`.
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
@@ -192,8 +190,8 @@ impl Quota {
         Self::new(limit, Duration::from_secs(86_400)).on_calendar(Calendar::new(Period::Month(1)))
     }
 
-    /// `limit` tokens in each year, from 1 January 00:00 UTC. In memory, a restart
-    /// forgets what was used, as for [`per_month`](Self::per_month).
+    /// Creates a quota of `limit` tokens per year, from 1 January 00:00 UTC. In memory, a restart
+    /// forgets the count, as for [`per_month`](Self::per_month).
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
@@ -202,7 +200,7 @@ impl Quota {
         Self::new(limit, Duration::from_secs(86_400)).on_calendar(Calendar::new(Period::Year(1, 1)))
     }
 
-    /// `limit` tokens in each window of the given length.
+    /// Creates a quota of `limit` tokens per window of the given length.
     ///
     /// # Panics
     /// If the limit or the window is out of [bounds](Quota#bounds).
@@ -235,9 +233,11 @@ impl Quota {
         })
     }
 
-    /// Anchors the windows: one begins `since_epoch` after 1970-01-01T00:00Z, the others end to end
-    /// around it: to match another service, or the moment at which a subscription began. Months and years begin on its day and at its time of day, in shorter
-    /// months on the last day. With a time zone, which is set afterwards, so do days and weeks:
+    /// Makes a window begin at an instant, `since_epoch` after 1970-01-01T00:00Z. The other windows
+    /// follow it and precede it end to end. Use this to match another service, or the moment at
+    /// which a subscription began. Months and years begin on the instant's day and at its time of
+    /// day, or in a shorter month on the last day. With a time zone, set afterwards, so do days and
+    /// weeks:
     ///
     /// ```
     /// # #[cfg(feature = "time-zones")] {
@@ -254,7 +254,7 @@ impl Quota {
     /// ```
     ///
     /// # Panics
-    /// If the quota has a first day, or is in a time zone already: write `.starting_at(..)` before
+    /// If the quota already has a first day or a time zone: write `.starting_at(..)` before
     /// `.in_zone(..)`.
     #[track_caller]
     pub const fn starting_at(mut self, since_epoch: Duration) -> Self {
@@ -271,8 +271,9 @@ impl Quota {
         self
     }
 
-    /// Gives each key a grid of its own, shifted by a hash of scope and key: the same on every node
-    /// and after every restart, without state. So waiting clients don't all come back at once.
+    /// Shifts the windows of each key by an offset of its own, so that waiting clients don't all
+    /// come back at once. The offset is a hash of the limit's name and the key: it is the same on
+    /// every node and after every restart.
     ///
     /// # Panics
     /// If the quota follows a calendar.
@@ -283,8 +284,8 @@ impl Quota {
         self
     }
 
-    /// Lets each key's window begin with its first request, and the next one with the first request
-    /// after that window, as in GitHub's API.
+    /// Makes a key's window begin with its first request, and the next window with the first
+    /// request after that, as in GitHub's API.
     ///
     /// # Panics
     /// If the quota follows a calendar.
@@ -306,7 +307,7 @@ impl Quota {
     /// zone's clock first shows it, and can have 23 or 25 hours.
     ///
     /// The first quota in a zone reads the zone's data, and the process keeps it (4 kB for each
-    /// zone). A restart reads a newer edition.
+    /// zone). To read newer data, restart the process.
     ///
     /// # Panics
     /// If there is no such time zone, or the windows can't follow a calendar.
@@ -325,7 +326,7 @@ impl Quota {
         Ok(self.on_calendar(Calendar { zone: Zone::named(name)?, ..calendar }))
     }
 
-    /// Lets weeks begin on this day.
+    /// Makes weeks begin on this day.
     ///
     /// # Panics
     /// If the quota is not one of [`per_week`](Self::per_week), or begins at an
@@ -335,7 +336,7 @@ impl Quota {
         expect_quota(self.starting_on(Period::Week(first)))
     }
 
-    /// Lets months begin on this day, 1 to 31, or on the last day of a shorter month: from day 31,
+    /// Makes months begin on this day, 1 to 31, or in a shorter month on its last day: from day 31,
     /// a window runs from 31 January to 28 February, and the next one to 31 March.
     ///
     /// # Panics
@@ -346,8 +347,8 @@ impl Quota {
         expect_quota(self.starting_on(Period::Month(first)))
     }
 
-    /// Lets years begin on this month and day. From 29 February, they begin on 28 February in other
-    /// years.
+    /// Makes years begin on this month and day. From 29 February, they begin on 28 February in
+    /// other years.
     ///
     /// # Panics
     /// If there is no such day, or the quota is not one of [`per_year`](Self::per_year), or begins at
@@ -397,12 +398,12 @@ impl Quota {
         self
     }
 
-    /// Carries unspent tokens into the next windows, up to `capacity` tokens in all. A new key
-    /// starts with `capacity`, and each window adds `limit`.
+    /// Carries unspent tokens over to later windows, up to a total of `capacity`. A new key starts
+    /// with `capacity`, and each window adds `limit`.
     ///
     /// # Panics
-    /// If `capacity` is below the limit, or with
-    /// [`reserve_up_to`](Self::reserve_up_to) above [`MAX_TOKENS`](Self::MAX_TOKENS).
+    /// If `capacity` is below the limit, or if `capacity` and
+    /// [`reserve_up_to`](Self::reserve_up_to) add up to more than [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[doc(alias = "burst")]
     #[track_caller]
     pub const fn rollover_up_to(mut self, capacity: u64) -> Self {
@@ -414,8 +415,8 @@ impl Quota {
         self.check_token_sum()
     }
 
-    /// Lets callers that wait take up to `max_reserved` tokens of later windows in advance
-    /// ([`Limiter::reserve`](crate::Limiter::reserve)).
+    /// Allows [`Limiter::reserve`](crate::Limiter::reserve) to take up to `max_reserved` tokens of
+    /// later windows in advance.
     ///
     /// # Panics
     /// If `max_reserved` and the capacity add up to more than [`MAX_TOKENS`](Self::MAX_TOKENS).
@@ -435,11 +436,11 @@ impl Quota {
         self
     }
 
-    /// Combines this quota with another one, as in the example of [`Quotas`]: a request passes only
-    /// if both grant it, and a refusal takes from neither.
+    /// Combines this quota with another one, as in the example of [`Quotas`]. A request passes only
+    /// if both grant it; a refused request takes tokens from neither.
     ///
     /// # Panics
-    /// If both have the same window and anchor: they would be one counter. Keep the smaller.
+    /// If both have the same window and start: they would be one counter. Keep the smaller.
     #[doc(alias = "burst")]
     #[must_use]
     #[track_caller]
@@ -447,9 +448,9 @@ impl Quota {
         Quotas::one(self).and(other)
     }
 
-    /// Returns the same windows with another limit. A rollover capacity is dropped, and the
-    /// reservable tokens are cut to what is allowed. Counters continue: the limit is no part of
-    /// their identity.
+    /// Returns a quota with the same windows and another limit. Counts continue, because a counter
+    /// does not depend on the limit. A rollover capacity is dropped, and the reservable tokens are
+    /// reduced to what is allowed.
     ///
     /// # Panics
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
@@ -464,14 +465,14 @@ impl Quota {
         self
     }
 
-    /// Returns the number of tokens that a window grants.
+    /// Returns the limit: how many tokens each window grants.
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Returns the length of a window; in a calendar, where lengths differ, 24 hours for a day, 31
-    /// days for a month and 366 for a year. [`Usage::window`](crate::Usage::window) has that of the
-    /// current one.
+    /// Returns the length of a window. On a calendar, where lengths differ, it is 24 hours for a
+    /// day, 31 days for a month and 366 days for a year; [`Usage::window`](crate::Usage::window)
+    /// returns the length of the current window.
     pub const fn window(&self) -> Duration {
         Duration::from_millis(self.window)
     }
@@ -481,13 +482,13 @@ impl Quota {
         self.capacity
     }
 
-    /// Returns how many tokens can be reserved in advance.
+    /// Returns how many tokens of later windows can be reserved.
     pub const fn max_reserved(&self) -> u64 {
         self.max_reserved
     }
 
-    /// Identifies this quota's counters under one scope and key: window and anchor, as short text.
-    /// The limit is not part of it.
+    /// Returns short text that identifies this quota's counters under one limit's name and key: its
+    /// window and where windows start. The limit is not part of it.
     ///
     /// ```
     /// use tower_fixed_window::Quota;

@@ -13,20 +13,22 @@ use super::extractor::{KeyExtractor, MissingKey};
 use super::hops::Source;
 use super::ip;
 
-/// Extracts the client's address, even behind proxies: if the peer is a proxy that you trust, from
-/// `X-Forwarded-For` or another header of your choice; otherwise it is the peer's.
+/// Extracts the client's address, even behind proxies. If the peer is a proxy that you trust, the
+/// address comes from `X-Forwarded-For` or another header of your choice; otherwise it is the
+/// peer's.
 ///
 /// By default, no proxy is trusted. List your proxies by their networks
 /// ([`trusting`](ClientIp::trusting)) or, if you don't know these, give their number
 /// ([`trusting_hops`](ClientIp::trusting_hops)).
 ///
-/// Any client can send these headers, and each proxy appends to them, so they are read from the
+/// Any client can send these headers, and each proxy appends to them. So they are read from the
 /// right, past trusted proxies. Entries to the left of the client's may be forged and are ignored.
 /// An entry that can't be read (`unknown`, `_hidden`, garbage) ends the search at the last trusted
 /// address, and such requests share its count. [The guide](crate::guide::behind_a_proxy) has an
-/// example, and what to write for your proxy.
+/// example, and the line to write for your proxy.
 ///
-/// `examples/behind_proxy.rs` responds with the address that it would count, to check a deployment.
+/// To check a deployment, run `examples/behind_proxy.rs`: it responds with the address that it
+/// would count by.
 pub fn client_ip() -> ClientIp {
     ClientIp { trust: Trust::None, source: Source::XForwardedFor, ipv6_prefix: IPV6_PREFIX }
 }
@@ -58,10 +60,10 @@ impl Trust {
 }
 
 impl ClientIp {
-    /// Trusts the proxies in these networks, in addition to earlier calls: a list, such as
-    /// `["10.0.0.0/8"]`. A single address is a network, too. Bits after the prefix are ignored. A
-    /// client in a trusted network can forge its address: a CDN's networks may hold requests of its
-    /// other customers, too.
+    /// Trusts the proxies in these networks, in addition to those of earlier calls. Pass a list,
+    /// such as `["10.0.0.0/8"]`; a single address is a network, too. Bits after the prefix are
+    /// ignored. A client in a trusted network can forge its address; a CDN's networks may contain
+    /// other customers' clients.
     ///
     /// # Panics
     /// If an entry is not a network, or contains every address; or after
@@ -107,9 +109,10 @@ impl ClientIp {
         Ok(self)
     }
 
-    /// Trusts the last `hops` hops, whatever their addresses: with 0 none, with 1 the peer, with 2
-    /// also the last entry of the header. For platforms that don't publish the addresses of their
-    /// proxies. A client that reaches the server through fewer hops can forge the missing ones.
+    /// Trusts the last `hops` hops, whatever their addresses: 0 trusts none, 1 trusts the peer, 2
+    /// also the last entry of the header. Use this for platforms that don't publish the addresses
+    /// of their proxies. A client that reaches the server through fewer hops can forge the missing
+    /// ones.
     ///
     /// # Panics
     /// After [`trusting`](Self::trusting).
@@ -120,11 +123,12 @@ impl ClientIp {
         self
     }
 
-    /// Reads a header that a proxy *sets* to a single address, such as `cf-connecting-ip` or
-    /// `x-real-ip`. If the proxy only forwards it, clients can forge it. If a request has it twice,
-    /// the proxy appended to what the client sent, and neither is trusted.
+    /// Reads the address from a header that a proxy *sets* to a single address, such as
+    /// `cf-connecting-ip` or `x-real-ip`. If the proxy only forwards the header, clients can forge
+    /// it. If a request has the header twice, the proxy appended to what the client sent, and
+    /// neither is trusted.
     ///
-    /// `forwarded` (RFC 7239) is read as a list of hops, as `x-forwarded-for` is, and
+    /// `forwarded` (RFC 7239) is read as a list of hops, like `x-forwarded-for`, and
     /// `cloudfront-viewer-address` as an address with a port. The guide has [a table of platforms'
     /// headers](crate::guide::behind_a_proxy#headers-of-platforms).
     ///
@@ -153,7 +157,8 @@ impl ClientIp {
         self
     }
 
-    /// The same as [`PeerIp::ipv6_prefix`](super::PeerIp::ipv6_prefix).
+    /// Sets the prefix by which IPv6 addresses count, as
+    /// [`PeerIp::ipv6_prefix`](super::PeerIp::ipv6_prefix) does.
     ///
     /// # Panics
     /// If `bits` is above 128.
@@ -163,8 +168,8 @@ impl ClientIp {
         self
     }
 
-    /// Returns the client's address, as in the example of [`from_header`](Self::from_header).
-    /// IPv4-mapped addresses are returned as IPv4.
+    /// Returns the client's address, as in the example of [`from_header`](Self::from_header). An
+    /// IPv4-mapped address is returned as IPv4.
     ///
     /// # Errors
     /// If the server did not provide the address of its peer.
@@ -172,13 +177,13 @@ impl ClientIp {
         self.find_address(parts).map(|(address, _)| address)
     }
 
-    /// Returns a closure that checks if the client's address is in one of these networks: an allow
-    /// list, as in the example of [`FixedWindowLayer::skip`](crate::FixedWindowLayer::skip). It
-    /// returns `false` if the address can't be determined.
+    /// Returns a closure that checks whether the client's address is in one of these networks: an
+    /// allow list, as in the example of [`FixedWindowLayer::skip`](crate::FixedWindowLayer::skip).
+    /// The closure returns `false` if the address can't be determined.
     ///
-    /// A trusted peer without the header counts as the client itself, as in its health checks. Some
-    /// proxies let a client remove the header (`connection: x-forwarded-for`). So leave the
-    /// networks of your proxies out of this list.
+    /// A trusted peer that sends no header counts as the client itself, as in its health checks.
+    /// With some proxies, a client can remove the header (`connection: x-forwarded-for`). So leave
+    /// the networks of your proxies out of this list.
     ///
     /// # Panics
     /// If an entry is not a network. Parse the entries of a configuration file first, as
@@ -288,8 +293,8 @@ fn parse_strictly(text: &str) -> Option<IpNet> {
     IpNet::new(address.parse().ok()?, len).ok()
 }
 
-/// A text that is not a network, or a network that can't be trusted. `Display` shows what to write:
-/// see [`ClientIp::try_trusting`].
+/// The error for text that is not a network, or for a network that can't be trusted. `Display`
+/// shows what to write: see [`ClientIp::try_trusting`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InvalidNetwork(String);
 

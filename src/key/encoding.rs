@@ -3,11 +3,11 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The key that requests are counted by: an opaque sequence of tagged, length-prefixed parts.
+/// The key that requests are counted by. It is an opaque sequence of tagged, length-prefixed parts:
 /// `("a", "bc")` differs from `("ab", "c")`, and the name `"127.0.0.1"` differs from that address.
 ///
-/// Keys are created from numbers, names, addresses, and tuples of these. Text longer than 64 bytes
-/// is hashed. IPv6 addresses count by their /64, or as the IPv4 address inside: [`Key::from_ip`].
+/// Create keys from numbers, names, addresses, and tuples of these. Text longer than 64 bytes is
+/// hashed. IPv6 addresses count by their /64, or as the IPv4 address inside: [`Key::from_ip`].
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv6Addr};
@@ -34,7 +34,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// # Ok::<_, std::net::AddrParseError>(())
 /// ```
 ///
-/// `Debug` shows no content, so that a key does not appear in a log by accident.
+/// `Debug` shows no content, so a key does not appear in a log by accident.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key(Repr);
 
@@ -73,27 +73,28 @@ mod tag {
 }
 
 impl Key {
-    /// Creates a key without parts. As an extractor, it counts all requests together, for the whole
-    /// service.
+    /// Creates a key without parts. As an extractor, it makes all requests share one count.
     pub fn global() -> Self {
         Self::default()
     }
 
-    /// Creates a key from a credential (a token, a session cookie): its SHA-256.
+    /// Creates a key from a credential, such as a token or a session cookie. The key contains its
+    /// SHA-256.
     pub fn secret(secret: impl AsRef<[u8]>) -> Self {
         Self::of_part(tag::SECRET, &hmac_sha256::Hash::hash(secret.as_ref()))
     }
 
-    /// Creates a key from a value that can be guessed (an e-mail address, an IP address): its
-    /// HMAC-SHA-256 under a secret of your app, so that it is not readable in a store.
+    /// Creates a key from a value that can be guessed, such as an e-mail address. The key contains
+    /// its HMAC-SHA-256 under a secret of your app, so the value is not readable in a store.
     pub fn hmac(secret: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Self {
         Self::of_part(tag::KEYED_SECRET, &hmac_sha256::HMAC::mac(value, secret))
     }
 
     /// Creates a key from an address. An IPv6 address counts by its first `prefix` bits, at most
-    /// 128. `Key::from(address)` uses 64. Link-local and unique local addresses (`fe80::/10`,
-    /// `fc00::/7`) count individually, since strangers share their prefixes. If an IPv4 address is
-    /// inside (`::ffff:192.0.2.1`, or behind NAT64 `64:ff9b::192.0.2.1`), that one counts.
+    /// 128; `Key::from(address)` uses 64. Link-local and unique local addresses (`fe80::/10`,
+    /// `fc00::/7`) count individually, because strangers share their prefixes. If an IPv6 address
+    /// contains an IPv4 address (`::ffff:192.0.2.1`, or behind NAT64 `64:ff9b::192.0.2.1`), it
+    /// counts as the latter.
     #[inline(always)]
     pub fn from_ip(address: IpAddr, prefix: u8) -> Self {
         match address {
@@ -127,7 +128,7 @@ impl Key {
         Self(Repr::Inline { len: 6, bytes })
     }
 
-    /// Returns the encoded parts. The encoding is stable, since stores find deployed counters by
+    /// Returns the encoded parts. The encoding is stable, because stores find existing counters by
     /// it.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {

@@ -14,13 +14,14 @@ use http::request::Parts;
 use super::encoding::Key;
 use crate::observe;
 
-/// Extracts from a request the key that it is counted by.
+/// Extracts the key that a request is counted by.
 ///
-/// It appends the parts it finds to the key, or returns what is missing. A request without a key is
-/// refused; [`or`](Self::or) adds a fallback.
+/// An extractor appends the parts that it finds to the key, or returns what is missing. A request
+/// without a key is refused; [`or`](Self::or) adds a fallback.
 ///
-/// An extractor of your own, beside closures ([`key_fn`](crate::key::key_fn)). It counts by the
-/// number that the app uses, since a client can write one number in many ways:
+/// For most keys, use the functions in [`key`](crate::key), or a closure
+/// ([`key_fn`](crate::key::key_fn)). This extractor of an app counts by a number, because a client
+/// can write one number in many ways:
 ///
 /// ```
 /// use http::request::Parts;
@@ -56,8 +57,8 @@ use crate::observe;
 /// assert!(key(get().header("x-tenant", "7").header("x-tenant", "8")).is_err());
 /// ```
 ///
-/// An extractor that a setting chooses is a `Box<dyn KeyExtractor>`. Several limits share one in an
-/// `Arc`.
+/// If a setting chooses the extractor, use a `Box<dyn KeyExtractor>`. If several limits share one,
+/// use an `Arc`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't extract a key from a request",
     label = "no `KeyExtractor`",
@@ -65,15 +66,15 @@ use crate::observe;
     note = "`peer_ip()`, `extension::<User>()`, `header(\"x-api-key\")` and others are in `tower_fixed_window::key`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
-    /// Appends what the request has to `key`.
+    /// Appends this request's value to `key`.
     ///
     /// # Errors
-    /// What is missing or can't be used, and whether the client or the server caused it.
+    /// Returns what is missing or can't be used, and whether the client or the server caused it.
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey>;
 
-    /// Falls back to another extractor if this one finds no key. What the client sent and can't be
-    /// used ([`MissingKey::unusable`]) is refused, with no fallback: otherwise a client could
-    /// choose by what it is counted.
+    /// Falls back to another extractor if this one finds no key. There is no fallback for something
+    /// that the client sent and that can't be used ([`MissingKey::unusable`]): otherwise a client
+    /// could choose what it is counted by.
     fn or(self, other: impl KeyExtractor) -> impl KeyExtractor
     where
         Self: Sized,
@@ -99,8 +100,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
         })
     }
 
-    /// Hashes what this extractor finds with a secret of your app, so that it is not readable in a
-    /// store. For an address, the counted form is hashed: all of an IPv6 /64 has one hash.
+    /// Hashes the value that this extractor finds with a secret of your app, so it is not readable
+    /// in a store. An address is hashed in the form that counts: all of an IPv6 /64 has one hash.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -156,20 +157,22 @@ enum Missing {
 }
 
 impl MissingKey {
-    /// The client left something out, such as `"the x-api-key header"`: 400, unless there is a
-    /// fallback. The response says "The request lacks", and this.
+    /// Creates the error for a client that left something out, such as `"the x-api-key header"`:
+    /// 400, unless there is a fallback. The response says "The request lacks", followed by this
+    /// text.
     pub fn client(what: impl Into<Cow<'static, str>>) -> Self {
         Self(Missing::Client(what.into()))
     }
 
-    /// The client sent something that can't be used, such as a header twice: 400, and
-    /// [`or`](KeyExtractor::or) does not fall back. The response says "The request has", and this.
+    /// Creates the error for a client that sent something that can't be used, such as a header
+    /// twice: 400, and [`or`](KeyExtractor::or) does not fall back. The response says "The request
+    /// has", followed by this text.
     pub fn unusable(what: impl Into<Cow<'static, str>>) -> Self {
         Self(Missing::Unusable(what.into()))
     }
 
-    /// The server's configuration leaves requests without a key: 500. The text says how to fix it,
-    /// and is logged once.
+    /// Creates the error for a server whose configuration leaves requests without a key: 500. The
+    /// text says how to fix it, and is logged once.
     pub fn server(fix: impl Into<Cow<'static, str>>) -> Self {
         Self(Missing::Server(fix.into()))
     }
@@ -285,8 +288,8 @@ where
     }
 }
 
-/// Extracts the key with a closure, which returns `None` if the client left it out (400), as
-/// [`Limit::key_fn`](crate::Limit::key_fn) does; for combinations.
+/// Extracts the key with a closure, as [`Limit::key_fn`](crate::Limit::key_fn) does. Use this to
+/// combine the closure with other extractors. `None` means that the client left the key out (400).
 pub fn key_fn<F>(f: F) -> impl KeyExtractor
 where
     F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
@@ -297,12 +300,12 @@ where
     })
 }
 
-/// Extracts a value that an outer layer has put into the request's extensions, such as a verified
-/// user, as in [the guide](crate::guide::keys#a-verified-user). `T` becomes a key by
-/// `impl From<&T> for Key`: in a generic function, the bound is `for<'a> Key: From<&'a T>`.
+/// Extracts a value of type `T` that an outer layer has put into the request's extensions, such as
+/// a verified user, as in [the guide](crate::guide::keys#a-verified-user). It needs an
+/// `impl From<&T> for Key`; in a generic function, the bound is `for<'a> Key: From<&'a T>`.
 ///
-/// A request without the value is refused with 500, since the server's own layers provide it; if it
-/// is optional, write `extension::<User>().or(peer_ip())`. The limit must be *inside* of the layer
+/// A request without the value is refused with 500, because your own layers should provide it. If
+/// it is optional, write `extension::<User>().or(peer_ip())`. Put the limit *inside* of the layer
 /// that sets the value: in axum, add it before that layer.
 pub fn extension<T>() -> impl KeyExtractor + Clone
 where
@@ -342,15 +345,15 @@ where
 ///
 /// **The value is unverified.** A client that invents a new value gets a fresh count. Count by [a
 /// verified user](crate::guide::keys#a-verified-user), or add a limit per
-/// [`peer_ip`](super::peer_ip). If your check accepts one key in several spellings, count by what
-/// it finds.
+/// [`peer_ip`](super::peer_ip). If your check accepts several spellings of one key, count by the
+/// user that it finds.
 ///
-/// A request is refused with 400 if the header is missing, unless [`or`](KeyExtractor::or) adds a
-/// fallback; and in any case if it is empty or occurs more than once, since your app might read one
-/// of these values. Any other value is a key, byte for byte, even if it is long or not text. Only
-/// in `authorization` and `proxy-authorization`, the scheme's case and the number of spaces behind
-/// it make no difference: `Bearer t` is `Key::secret("bearer t")`. HTTP/2 clients may send `cookie`
-/// in several lines: read a session's cookie in a closure ([`key_fn`]).
+/// A request without the header is refused with 400, unless [`or`](KeyExtractor::or) adds a
+/// fallback. If the header is empty or occurs more than once, the request is refused even then,
+/// because your app might read another of the values. Any other value is a key, byte for byte, even
+/// if it is long or not text. Only in `authorization` and `proxy-authorization`, the scheme's case
+/// and the number of spaces after it are ignored: `Bearer t` is `Key::secret("bearer t")`. HTTP/2
+/// clients may send `cookie` in several lines: read a session's cookie in a closure ([`key_fn`]).
 ///
 /// # Panics
 /// If `name` is not a valid header name in lower case.
@@ -395,9 +398,9 @@ pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
 }
 
 /// Extracts the route that axum matched, such as `/users/{id}`, without a slash at its end.
-/// Requests without a matching route (404s) share one count. A service in axum's `nest_service` has
-/// one, that of its path. Without the feature `axum`, requests are refused with 500. Use it as the
-/// extractor in the example of [`KeyExtractor`].
+/// Requests without a matching route (404s) share one count. A service in axum's `nest_service`
+/// counts by the path that it is nested at. Without the feature `axum`, requests are refused with
+/// 500. To use it, write it as the extractor in the example of [`KeyExtractor`].
 pub fn matched_path() -> impl KeyExtractor + Clone {
     #[cfg(feature = "axum")]
     return Extract(|parts: &Parts, key: &mut Key| {

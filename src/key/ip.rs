@@ -28,13 +28,13 @@ use crate::observe;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerAddr(pub SocketAddr);
 
-/// Extracts the address of the peer: [`PeerAddr`], or, with the feature `axum`, axum's
+/// Extracts the address of the peer: [`PeerAddr`] or, with the feature `axum`, axum's
 /// `ConnectInfo<SocketAddr>` (in tests of an app, `MockConnectInfo`). IPv6 addresses count by their
-/// /64, apart from [link-local and unique local ones](Key::from_ip).
+/// /64, except [link-local and unique local ones](Key::from_ip).
 ///
-/// Behind a proxy, this is the proxy's address, and all clients share one count: use `client_ip()`
-/// there (feature `client-ip`). The log warns once if a request has a forwarding header and comes
-/// from a loopback or private address.
+/// Behind a proxy, the peer is the proxy, so all clients share one count: use `client_ip()` there
+/// (feature `client-ip`). The log warns once if a request has a forwarding header and comes from a
+/// loopback or private address.
 pub fn peer_ip() -> PeerIp {
     PeerIp { ipv6_prefix: IPV6_PREFIX }
 }
@@ -47,9 +47,10 @@ pub struct PeerIp {
 }
 
 impl PeerIp {
-    /// IPv6 addresses count by their first `bits`, as in the example of [`Key`], apart from local
-    /// ones; by default 64. A host has at least a /64, and many customers have a /56 or /48. Fewer
-    /// bits cover such a customer, and affect more neighbours.
+    /// Sets how many bits of an IPv6 address count, as in the example of [`Key`]. The default is
+    /// 64. Link-local and unique local addresses always count individually. A host has at least a
+    /// /64, and many customers have a /56 or /48. Fewer bits cover such a customer, but affect more
+    /// neighbours.
     ///
     /// # Panics
     /// If `bits` is above 128.

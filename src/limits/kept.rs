@@ -10,12 +10,12 @@ use crate::store::{Account, Scope};
 
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl Receipt {
-    /// Turns the receipt into one that can be stored, for a later refund or settlement in this
+    /// Converts the receipt into one that can be stored, for a later refund or settlement in this
     /// process or another one: see [`KeptReceipt`].
     ///
     /// # Errors
-    /// The receipt itself, if no other limiter can find the charge: the limiter has no name, or
-    /// this process decided in memory because the store failed.
+    /// Returns the receipt itself if no other limiter could find the charge: the limiter has no
+    /// name, or this process decided in memory because the store failed.
     #[allow(clippy::result_large_err, reason = "the receipt is returned as it is")]
     pub fn keep(self) -> Result<KeptReceipt, Self> {
         let is_named = |line: &ReceiptLine| !line.scope().name().is_empty();
@@ -44,16 +44,16 @@ impl Receipt {
 /// # Ok(()) }
 /// ```
 ///
-/// **Use it once.** Text can be copied, and each use refunds the charge again, so that more than
-/// the limit can pass. If a job may run twice, delete its receipt before you settle it.
+/// **Use it once.** Text can be copied, and each use refunds the charge again, so more than the
+/// limit can pass. If a job may run twice, delete its receipt before you settle it.
 ///
 /// **Keep it where only your servers can write.** It is not signed: a client that changes it can
 /// refund tokens of any key under the limiter's name. It contains the key as a store does: an
-/// address or an id is readable, a [`Key::secret`](crate::Key::secret) is hashed.
+/// address or an id is readable; a [`Key::secret`](crate::Key::secret) is hashed.
 ///
-/// A text with impossible numbers, or of another version of the format, is an error when it is read,
-/// and a receipt of another limiter's name one of [`settle`](crate::Limiter::settle). A receipt
-/// whose window has ended refunds nothing.
+/// Reading text with impossible numbers, or of another version of the format, returns an error.
+/// [`settle`](crate::Limiter::settle) returns an error for a receipt of a limiter with another
+/// name. A receipt whose window has ended refunds nothing.
 #[derive(Debug)]
 pub struct KeptReceipt(Receipt);
 

@@ -17,11 +17,11 @@ use crate::store::Scope;
 pub(crate) type PlanFn = Arc<dyn Fn(&Parts, &Key) -> Option<Plan> + Send + Sync>;
 pub(crate) type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 
-/// Quotas with a name, whose requests share a count, and what a request costs. A
-/// [`FixedWindowLayer`](crate::FixedWindowLayer), a [`Limiter`](crate::Limiter) and
-/// [`Limits`](crate::Limits) are made of limits.
+/// One or more quotas, with a name, a key that requests are counted by, and what a request costs.
+/// You build a [`FixedWindowLayer`](crate::FixedWindowLayer), a [`Limiter`](crate::Limiter) or
+/// [`Limits`](crate::Limits) from limits.
 ///
-/// A [`Quota`] becomes a limit by `name`, `key` or `key_fn`, or by [`Limit::new`]:
+/// `name`, `key`, `key_fn` and [`Limit::new`] turn a [`Quota`] into a limit:
 ///
 /// ```
 /// use tower_fixed_window::key::client_ip;
@@ -32,9 +32,9 @@ pub(crate) type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 /// # let _ = layer;
 /// ```
 ///
-/// By default a limit has no name, counts each client's address ([`peer_ip`](crate::key::peer_ip)),
-/// and each request costs 1. Key and cost are read from requests, in a layer. Without HTTP, calls
-/// name them.
+/// By default, a limit has no name, counts by the client's address
+/// ([`peer_ip`](crate::key::peer_ip)), and each request costs 1. A layer reads key and cost from
+/// the request. Without HTTP, you pass them to each call.
 #[derive(Clone)]
 #[must_use = "a limit does nothing until it is part of a layer, a limiter or several limits"]
 pub struct Limit {
@@ -53,8 +53,8 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Creates a limit without a name, by the address of the peer. It makes a quota a limit where
-    /// the first option is not `name`, `key` or `key_fn`, which quotas have, too:
+    /// Creates a limit without a name, which counts by the peer's address. Use it if the first
+    /// option is not `name`, `key` or `key_fn`, which quotas also have:
     ///
     /// ```
     /// use tower_fixed_window::{FixedWindowLayer, Limit, MemoryStore, Quota};
@@ -79,16 +79,19 @@ impl Limit {
     }
 
     /// Creates a limit whose quotas differ between requests, such as free and paid plans under one
-    /// name. The closure also gets the key. Plans share one counter for each window length, so a
-    /// customer who upgrades keeps what is used. With [`Plan::UNLIMITED`] a request passes
-    /// uncounted and without headers; in other arms of the same `match`, write `quota.into()`. A
-    /// limit of 0 refuses each request: a ban. The closure can't await: the layer that
-    /// authenticates looks up a plan in a database, and puts it into the request's extensions.
+    /// name. The closure gets the request's parts and key.
     ///
-    /// Without a request there is no plan: [`Limiter::with_quotas`](crate::Limiter::with_quotas)
-    /// names the quotas. [`Limiter::quotas`](crate::Limiter::quotas) returns `None`, and
-    /// [`Limiter::set_quotas`](crate::Limiter::set_quotas) doesn't change what the closure returns.
-    /// The guide has [an example](crate::guide::configuration#limits-by-plan).
+    /// Plans with the same windows share a counter, so a customer who upgrades keeps the count.
+    /// With [`Plan::UNLIMITED`], a request passes uncounted and without headers; in other arms of
+    /// the same `match`, write `quota.into()`. A limit of 0 refuses each request, as a ban. The
+    /// closure can't await. If plans are in a database, let the authentication layer look the plan
+    /// up, and put it into the request's extensions.
+    ///
+    /// Without a request, there is no plan: pass the quotas to
+    /// [`Limiter::with_quotas`](crate::Limiter::with_quotas).
+    /// [`Limiter::quotas`](crate::Limiter::quotas) returns `None`, and
+    /// [`Limiter::set_quotas`](crate::Limiter::set_quotas) has no effect. The guide has [an
+    /// example](crate::guide::configuration#limits-by-plan).
     #[doc(alias = "ban")]
     #[doc(alias = "unlimited")]
     #[doc(alias = "quota_fn")]
@@ -102,8 +105,8 @@ impl Limit {
         Self { plan: Some(plan), ..Self::new(Quota::per_second(0)) }
     }
 
-    /// Names the limit. Clients see the name as `x-ratelimit-resource`, operators in metrics and
-    /// log lines, and every node that shares the store finds the counters by it.
+    /// Names the limit. Clients see the name as `x-ratelimit-resource`, and operators see it in
+    /// metrics and log lines. Nodes that share a store find the counters by it.
     ///
     /// # Panics
     /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
@@ -113,7 +116,7 @@ impl Limit {
         self
     }
 
-    /// Sets what requests are counted by. The default is [`peer_ip`](crate::key::peer_ip).
+    /// Sets the key that requests are counted by. The default is [`peer_ip`](crate::key::peer_ip).
     ///
     /// ```
     /// use http::Request;
@@ -135,9 +138,9 @@ impl Limit {
         self
     }
 
-    /// Sets what requests are counted by, as a closure. `None` refuses the request. A client can
-    /// write a path, a host or a header in many ways: count by [what your app makes of
-    /// it](crate::guide::keys#different-spellings-of-one-value).
+    /// Sets the key that requests are counted by, with a closure. If it returns `None`, the request
+    /// is refused. A client can write a path, a host or a header in many ways: count by [the value
+    /// that your app uses](crate::guide::keys#different-spellings-of-one-value).
     ///
     /// ```
     /// use http::Request;
@@ -166,8 +169,8 @@ impl Limit {
     }
 
     /// Sets how many tokens a request costs. The default is 1. A request of cost 0 passes and takes
-    /// nothing, even if its [true cost](Self::settled) is more than what is left. If that matters,
-    /// return at least 1.
+    /// nothing, even if nothing is left; if its [true cost](Self::settled) may be higher, return at
+    /// least 1.
     ///
     /// ```
     /// use http::{Method, Request};
@@ -189,16 +192,18 @@ impl Limit {
         self
     }
 
-    /// Corrects the charge to the [`TrueCost`](crate::TrueCost) that the response reports by the
-    /// limit's name: a lower cost is refunded, a higher one is taken even beyond the limit. Without
-    /// this, a limit ignores the report. [The guide](crate::guide::ai_api#tokens) has an example.
+    /// Corrects the charge to the [`TrueCost`](crate::TrueCost) that the response reports under the
+    /// limit's name. A lower cost is refunded; a higher one is charged even beyond the limit.
+    /// Without this, the limit ignores the report. [The guide](crate::guide::ai_api#tokens) has an
+    /// example.
     pub fn settled(mut self) -> Self {
         self.settled = true;
         self
     }
 
-    /// Decides and counts, but refuses no request and sends no headers. Use it to try a limit out;
-    /// [`Limiter::set_shadow`](crate::Limiter::set_shadow) switches it at run time.
+    /// Turns on shadow mode: the limit decides and counts, but refuses no request and sends no
+    /// headers. Use it to try out a limit. [`Limiter::set_shadow`](crate::Limiter::set_shadow)
+    /// switches it at run time.
     ///
     /// ```
     /// use http::Request;
@@ -218,8 +223,8 @@ impl Limit {
         self
     }
 
-    /// Calls a closure when a key has used a share of the limit, in percent, such as to write to a
-    /// customer before they are limited. Several shares can be given.
+    /// Calls a closure when a key has used `percent` of the limit, for example to write to a
+    /// customer before they are limited. Call this again to add another percentage.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -238,19 +243,19 @@ impl Limit {
     /// # Ok(()) }
     /// ```
     ///
-    /// The charge that reaches the share calls the closure: once for each key, quota and window, on
-    /// any number of nodes, and again if tokens were refunded and taken again ([S41]). While a
-    /// store fails, each process warns by its own counts. A window that begins above the share, a
-    /// lowered limit, and a charge that one of several limits refuses do not warn. The share is of
-    /// the limit without tokens saved by rollover, which are spent first.
+    /// The charge that reaches the percentage calls the closure: once for each key, quota and
+    /// window, on any number of nodes, and again if tokens were refunded and charged again ([S41]).
+    /// While a store fails, each process warns by its own counts. There is no warning if a window
+    /// begins above the percentage, if the limit is lowered, or if one of several limits refuses
+    /// the charge. Tokens saved by rollover are spent first and don't count.
     ///
     /// [S41]: crate::guide::semantics
     ///
-    /// The closure must not block, since a request waits for it. If it panics, the charge remains,
-    /// and the request continues.
+    /// The closure must not block, because the request waits for it. If it panics, the charge
+    /// remains, and the request continues.
     ///
     /// # Panics
-    /// If the share is not 1 to 100 percent.
+    /// If `percent` is not 1 to 100.
     #[track_caller]
     pub fn warn_at<F>(mut self, percent: u8, warn: F) -> Self
     where
@@ -264,7 +269,7 @@ impl Limit {
         self
     }
 
-    /// Counts which keys are refused, or would be in shadow mode, for
+    /// Tracks which keys are refused (in shadow mode, which would be), for
     /// [`Limiter::refused`](crate::Limiter::refused): about `keys` of them, those with the most
     /// refusals.
     ///
@@ -285,14 +290,15 @@ impl Limit {
     /// # Ok(()) }
     /// ```
     ///
-    /// Counts are of this process, in the current quarter of an hour and the one before ([S39]). A
-    /// quarter's count is too high by at most its `total / keys`, and each key with more refusals
-    /// than that is in the list, even under a flood of invented keys. Each key takes about 1 kB.
+    /// Counts are those of this process, in the current quarter of an hour and the one before
+    /// ([S39]). A count is too high by at most `total / keys` for each quarter, and every key with
+    /// more refusals than that is in the list, even under a flood of invented keys. Each key takes
+    /// about 1 kB.
     ///
     /// [S39]: crate::guide::semantics
     ///
-    /// Refusals in a layer are counted by route as well, for as many routes as keys: perhaps a page
-    /// with many files exceeds the limit, and not a client.
+    /// A layer also tracks refusals by route, for up to `keys` routes: a page with many files may
+    /// exceed the limit, rather than a client.
     ///
     /// ```
     /// use http::Request;
@@ -335,7 +341,7 @@ impl Limit {
 macro_rules! begin_a_limit {
     ($quotas:ty) => {
         impl $quotas {
-            /// Makes a [`Limit`] of this name: see [`Limit::name`].
+            /// Makes a [`Limit`] with this name: see [`Limit::name`].
             ///
             /// # Panics
             /// If the name is not 1 to 64 characters of `[a-z0-9_.-]`.
@@ -349,7 +355,7 @@ macro_rules! begin_a_limit {
                 Limit::new(self).key(key)
             }
 
-            /// Makes a [`Limit`] that counts by this closure: see [`Limit::key_fn`].
+            /// Makes a [`Limit`] that counts by this closure's key: see [`Limit::key_fn`].
             pub fn key_fn<F>(self, key: F) -> Limit
             where
                 F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
@@ -397,20 +403,20 @@ impl fmt::Debug for Limit {
     }
 }
 
-/// A key has just used a share of a limit: [`Limit::warn_at`](crate::Limit::warn_at). For the app's
-/// own use: a key may be an address or an id. `Debug` shows no key.
+/// What [`Limit::warn_at`](crate::Limit::warn_at) passes to its closure: a key has just used a
+/// percentage of a limit. A key may be an address or an id, so `Debug` shows no key.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct NearLimit<'a> {
-    /// The name of the limit. It is empty if the limit has none.
+    /// The name of the limit, or the empty string if it has none.
     pub name: &'a str,
     /// The key: [`Key::readable`] shows it.
     pub key: &'a Key,
-    /// The quota of which the share is used.
+    /// The quota whose percentage is used.
     pub quota: Quota,
     /// What the key has used of this quota, after the charge.
     pub usage: Usage,
-    /// The share in percent, as given to [`Limit::warn_at`](crate::Limit::warn_at).
+    /// The percentage that was given to [`Limit::warn_at`](crate::Limit::warn_at).
     pub percent: u8,
 }
 

@@ -42,11 +42,11 @@ use crate::store::{
 /// ```
 ///
 /// [`check`](Self::check) takes one token. [`charge`](Self::charge) and [`reserve`](Self::reserve)
-/// take any number, and return a receipt with which the charge can be corrected later.
+/// take any number, and return a receipt with which you can correct the charge later.
 ///
-/// Clones share their counters. The methods return a [`Reply`], which must be awaited: a store in
-/// memory is charged when the method is called, but a remote one is called when the reply is first
-/// polled, at the latest.
+/// Clones share their counters. The methods return a [`Reply`], which you must await: memory is
+/// charged when the method is called, but a remote store may be called only when the reply is first
+/// polled.
 #[derive(Clone)]
 #[doc(alias = "throttle")]
 pub struct Limiter {
@@ -60,8 +60,8 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Creates a limiter that counts in memory, in a store of its own, unless the limit already has
-    /// one ([`Limit::store`]).
+    /// Creates a limiter. It counts in memory, in a store of its own, unless the limit already has
+    /// a store ([`Limit::store`]).
     pub fn new(limit: impl Into<Self>) -> Self {
         limit.into()
     }
@@ -129,7 +129,7 @@ impl Limiter {
         &self.live
     }
 
-    /// Returns the name of the limit. It is empty if the limit has none.
+    /// Returns the name of the limit, or the empty string if it has none.
     pub fn name(&self) -> &str {
         self.scope.name()
     }
@@ -150,7 +150,7 @@ impl Limiter {
         mistakes::note_name(id, &self.live);
     }
 
-    /// Takes one token.
+    /// Takes one token of the key, if each quota has one left, and returns the decision.
     pub fn check(&self, key: impl Into<Key>) -> Reply<Decision> {
         self.check_key(&key.into())
     }
@@ -162,14 +162,14 @@ impl Limiter {
     }
 
     /// Returns what a key has used of the limiter's own quotas, and whether a charge of one token
-    /// would pass. Takes nothing. A higher cost passes if [`Decision::remaining`] is as high;
-    /// [`Limits::peek`](crate::Limits::peek) takes costs. For keys under other quotas, use
+    /// would pass. It takes nothing. A higher cost would pass if [`Decision::remaining`] is at
+    /// least as high; [`Limits::peek`](crate::Limits::peek) takes costs. For other quotas, use
     /// [`with_quotas`](Self::with_quotas).
     pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
         self.ask(&key.into(), 1, |limiters, charge, _| check(limiters, charge.peeking()))
     }
 
-    /// Takes `cost` tokens, all or none, and returns a receipt to correct the charge later, or the
+    /// Takes `cost` tokens, all or none. Returns a receipt to correct the charge later, or the
     /// refusal.
     ///
     /// ```
@@ -196,14 +196,14 @@ impl Limiter {
         self.ask(&key.into(), cost, charge_for_receipt)
     }
 
-    /// Takes `cost` tokens, even from later windows as far as
+    /// Takes `cost` tokens, if necessary from later windows, as far as
     /// [`Quota::reserve_up_to`](crate::Quota::reserve_up_to) allows. The caller then waits for
     /// [`Decision::ready_after`].
     ///
-    /// A window sees at most its limit start, and the last charge that earlier windows cover in
-    /// part. A reservation that one quota covers only after the window in which another one counts
-    /// it is refused until then. Once tokens of later windows are taken, those of earlier ones
-    /// can't be refunded ([S13], [S14]).
+    /// In each window, callers with at most its limit of tokens become ready, plus the last one,
+    /// whose charge earlier windows cover in part. With several quotas, a reservation is refused as
+    /// long as one quota would cover it only after the window in which another counts it. Once
+    /// tokens of later windows are taken, those of earlier ones can't be refunded ([S13], [S14]).
     ///
     /// [S13]: crate::guide::semantics#peeks-resets-reservations-refunds
     /// [S14]: crate::guide::semantics#peeks-resets-reservations-refunds
@@ -232,18 +232,18 @@ impl Limiter {
         })
     }
 
-    /// Refunds a [charge](Self::charge), to each quota whose window has not ended since; for the
-    /// others, this has no effect.
+    /// Refunds a [charge](Self::charge) to each quota whose window has not ended. For the other
+    /// quotas, it has no effect.
     pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
         self.settle(receipt, 0)
     }
 
-    /// Sets the true cost of a charge. A lower cost is refunded as by [`refund`](Self::refund). The
-    /// difference to a higher cost is taken now, even beyond the limit.
+    /// Corrects a charge to its true cost. A lower cost is refunded, as by
+    /// [`refund`](Self::refund). For a higher cost, the difference is charged now, even beyond the
+    /// limit.
     ///
     /// # Errors
-    /// If the store fails, or if the charge was made under another name than this limiter's, or in
-    /// another store.
+    /// If the store fails, or if the receipt is of a limiter with another name or store.
     pub fn settle(&self, receipt: impl Into<Receipt>, actual: u64) -> Reply<()> {
         receipt.into().settle(slice::from_ref(self), |_| Some(actual))
     }
@@ -325,22 +325,22 @@ impl Limiter {
         }
     }
 
-    /// Clears the counters of a key, under all quotas it was charged with, as in the example of
-    /// [`Limiter`].
+    /// Clears the counters of a key, under all quotas that it was charged with, as in the example
+    /// of [`Limiter`].
     ///
     /// # Errors
-    /// If the store fails. In memory, if the key shares its entry with others because the store is
-    /// full ([`MemoryStore`](crate::MemoryStore)), or if more than 64 windows were used under one
-    /// name, so that the store does not know all counters of the key.
+    /// If the store fails. In memory, also if the key shares its entry with others because the
+    /// store is full ([`MemoryStore`](crate::MemoryStore)), or if the limit's name was used with
+    /// more than 64 different windows, so that the store does not know all counters of the key.
     pub fn reset(&self, key: impl Into<Key>) -> Reply<()> {
         self.store.reset(&self.scope, &key.into())
     }
 
-    /// Returns which keys were refused lately in this process, most often first: how often, since
-    /// when, by which quota, and until when. `None` without
+    /// Returns the keys that this process refused lately, those with the most refusals first: how
+    /// often, since when, by which quota, and until when. Returns `None` without
     /// [`Limit::track_refused`](crate::Limit::track_refused), which has examples.
     ///
-    /// Refusals while the keys are copied, under a lock, are not counted.
+    /// Keys are copied under a lock. Refusals during that time are not counted.
     pub fn refused(&self) -> Option<Refused> {
         Some(self.live.tracker()?.refused(self.now()))
     }
@@ -405,21 +405,21 @@ impl Limiter {
 }
 
 impl Limiter {
-    /// Returns the current quotas. `None` if they differ between requests
+    /// Returns the current quotas, or `None` if they differ between requests
     /// ([`Limit::by_plan`](crate::Limit::by_plan)).
     pub fn quotas(&self) -> Option<Plan> {
         self.end_changes();
         self.live.quotas()
     }
 
-    /// Changes the quotas, from the next charge on, for all clones and all layers of this limiter.
-    /// [`set_key_quotas_until`](Self::set_key_quotas_until) has an example, for one key. A raised
-    /// or lowered limit also applies to what is counted already, and leaves no debt for the next
-    /// window. Another window or anchor is another counter. A limit by plan keeps the quotas of its
-    /// closure.
+    /// Changes the quotas for all clones and all layers of this limiter, from the next charge on. A
+    /// new limit also applies to what is already counted, and leaves no debt for the next window. A
+    /// quota with other windows starts a new counter. A limit by plan keeps the quotas of its
+    /// closure. For one key, use [`set_key_quotas_until`](Self::set_key_quotas_until), which has an
+    /// example.
     ///
     /// With [`Plan::UNLIMITED`], requests pass a layer uncounted. Charges without a request are
-    /// counted in the same windows, and pass up to [`MAX_TOKENS`](crate::Quota::MAX_TOKENS).
+    /// still counted in the same windows, and pass up to [`MAX_TOKENS`](crate::Quota::MAX_TOKENS).
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Plan, Quota};
@@ -438,10 +438,11 @@ impl Limiter {
         }
     }
 
-    /// Changes the quotas until an instant, by the store's clock ([`Store::now_ms`]). From then on,
-    /// the former quotas apply again, without a further call. A later change replaces this one, and
-    /// an instant in the past ends it at once. A limit by plan keeps the quotas of its closure.
-    /// [`set_key_quotas_until`](Self::set_key_quotas_until) has an example, for one key.
+    /// Changes the quotas until an instant, by the store's clock ([`Store::now_ms`]). Then the
+    /// former quotas apply again, without a further call. A later change replaces this one. An
+    /// instant in the past ends the change at once. A limit by plan keeps the quotas of its
+    /// closure. For one key, use [`set_key_quotas_until`](Self::set_key_quotas_until), which has an
+    /// example.
     ///
     /// [`Store::now_ms`]: crate::store::Store::now_ms
     pub fn set_quotas_until(&self, quotas: impl Into<Plan>, until: SystemTime) {
@@ -451,10 +452,10 @@ impl Limiter {
         }
     }
 
-    /// Gives one key quotas of its own until an instant, in this process: more until tonight, or
-    /// nothing until tomorrow (a limit of 0). They replace the limit's and a
-    /// [plan's](crate::Limit::by_plan), but not those that a charge names
-    /// ([`with_quotas`](Self::with_quotas)), nor those of a request that is in a queue already. An
+    /// Gives one key its own quotas until an instant, in this process: more until tonight, or
+    /// nothing until tomorrow (a limit of 0). They replace the limit's quotas and a
+    /// [plan's](crate::Limit::by_plan), but not quotas that a charge names
+    /// ([`with_quotas`](Self::with_quotas)), nor those of a request that is already in a queue. An
     /// instant in the past ends the change at once.
     ///
     /// Other nodes don't know of the change, and a restart forgets it. For all nodes, read the
@@ -490,15 +491,15 @@ impl Limiter {
         self.change(Change::Key, |changes| changes.keys.set(key, quotas, until));
     }
 
-    /// Ends the quotas of one key's own, as in the example of
+    /// Removes one key's own quotas, as in the example of
     /// [`set_key_quotas_until`](Self::set_key_quotas_until).
     pub fn clear_key_quotas(&self, key: impl Into<Key>) {
         let key = key.into();
         self.change(Change::Key, |changes| changes.keys.clear(&key));
     }
 
-    /// Returns the keys that have quotas of their own in this process, with these and until when,
-    /// the first to end first, as in the example of
+    /// Returns the keys that have their own quotas in this process, with these quotas and when they
+    /// end. The first to end comes first, as in the example of
     /// [`set_key_quotas_until`](Self::set_key_quotas_until).
     pub fn key_quotas(&self) -> Vec<(Key, Plan, SystemTime)> {
         self.end_changes();
@@ -506,8 +507,8 @@ impl Limiter {
         own.map(|(key, quotas, until)| (key, quotas, system_time(until))).collect()
     }
 
-    /// Switches [shadow mode](crate::Limit::shadow) on or off, for all layers of this limiter, as
-    /// in the example there. Without HTTP this changes nothing: your code acts on the decision.
+    /// Switches [shadow mode](crate::Limit::shadow) on or off for all layers of this limiter, as in
+    /// the example there. Without HTTP, it changes nothing: your own code acts on the decision.
     pub fn set_shadow(&self, shadow: bool) {
         self.change(Change::Shadow, |changes| changes.shadow.set(shadow));
     }
@@ -562,14 +563,14 @@ fn ms(at: SystemTime) -> i64 {
 }
 
 impl Limit {
-    /// Makes a limiter that counts in this store, as in the example of [`Limit::new`]; limits can
-    /// share a clone of the store. A handle such as [`RedisStore::on_failure`] says what happens
-    /// while it fails: by default, this process enforces the same quotas in its memory.
+    /// Makes a limiter that counts in this store, as in the example of [`Limit::new`]. To share a
+    /// store between limits, give each a clone. While the store fails, its [`on_failure`] policy
+    /// applies: by default, this process enforces the same quotas in its memory.
     ///
     /// # Panics
     /// If the store is shared ([`Store::is_shared`]) and the limit has no name.
     ///
-    /// [`RedisStore::on_failure`]: crate::store::Remote::on_failure
+    /// [`on_failure`]: crate::store::Remote::on_failure
     #[track_caller]
     pub fn store(self, store: impl Store) -> Limiter {
         let id = mistakes::identity(&store);

@@ -26,11 +26,11 @@ const PERIOD: i64 = 15 * 60 * 1_000;
 /// The refusals of a limit in this process, in the current quarter of an hour and the one before:
 /// [`Limiter::refused`](crate::Limiter::refused).
 ///
-/// For the app's own routes: a key may be an address or an id. `Debug` shows no key.
+/// Show it to support staff only: a key may be an address or an id. `Debug` shows no key.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Refused {
-    /// The number of refusals that were counted.
+    /// The number of refusals.
     pub total: u64,
     /// The keys that were refused, most often first.
     pub keys: Vec<RefusedKey>,
@@ -44,19 +44,19 @@ pub struct Refused {
 pub struct RefusedKey {
     /// The key: [`Key::readable`] shows it.
     pub key: Key,
-    /// How often it was refused, at most.
+    /// How often it was refused; too high by at most `error`.
     pub count: u64,
-    /// By how much `count` can be too high: it was refused `count - error` times, at least.
+    /// By how much `count` can be too high: the key was refused at least `count - error` times.
     pub error: u64,
-    /// The part of all refusals that `count` is, from 0 to 1.
+    /// `count` as a part of all refusals, from 0 to 1.
     pub share: f64,
-    /// When it was first refused, since it is in the list.
+    /// When it was first refused since it is in the list.
     pub first: SystemTime,
     /// When it was last refused.
     pub last: SystemTime,
     /// The quota that refused last.
     pub quota: Quota,
-    /// Until when it was refused last. `None`: the cost can never fit.
+    /// When a retry can pass, as of the last refusal. `None` if the cost can never fit.
     pub retry_at: Option<SystemTime>,
 }
 
@@ -67,11 +67,11 @@ pub struct RefusedRoute {
     /// The path that axum matched (feature `axum`), such as `/users/{id}`, or else the path's first
     /// segment, cut to 64 characters.
     pub route: String,
-    /// How many of its requests were refused, at most.
+    /// How many of its requests were refused; too high by at most `error`.
     pub count: u64,
     /// By how much `count` can be too high.
     pub error: u64,
-    /// The part of all refusals that `count` is, from 0 to 1.
+    /// `count` as a part of all refusals, from 0 to 1.
     pub share: f64,
 }
 

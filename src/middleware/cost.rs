@@ -9,10 +9,10 @@ use crate::limits::Limits;
 use crate::observe;
 use crate::sync::{Mutex, in_this_runtime, lock};
 
-/// The true cost of a request: model tokens, bytes, rows. The handler puts it into the extensions
-/// of the response, and the layer corrects the charges of its [settled](crate::Limit::settled)
-/// limits, without delaying the response. A lower cost is refunded, a higher one is taken even
-/// beyond the limit.
+/// The true cost of a request: model tokens, bytes, rows. The handler puts it into the response's
+/// extensions, and the layer corrects the charges of its [settled](crate::Limit::settled) limits,
+/// without delaying the response. A lower cost is refunded; a higher one is charged even beyond the
+/// limit.
 ///
 /// ```
 /// use http::Response;
@@ -23,15 +23,16 @@ use crate::sync::{Mutex, in_this_runtime, lock};
 /// response.extensions_mut().insert(TrueCost::of("tokens", 812).and("cents", 4));
 /// ```
 ///
-/// A limit that is not named keeps its charge. A name that no settled limit has changes nothing,
-/// and is in the log once.
+/// A limit that the report does not name keeps its charge. A name that no settled limit has changes
+/// nothing, and is logged once.
 ///
-/// A streamed body keeps a [`CostMeter`], and the charge is corrected when the meter is dropped: at
-/// the end of the body, or when the client disconnects. Update all of its costs with each chunk,
-/// since any may be the last one. A limit whose cost the meter was never told keeps its charge,
-/// since the service may have paid before the first chunk: set a cost of 0 where it has not.
+/// For a streamed body, move a [`CostMeter`] into the stream. The charge is corrected when the
+/// meter is dropped: at the end of the body, or when the client disconnects. Update all costs with
+/// each chunk, because any chunk may be the last. A limit whose cost was never set on the meter
+/// keeps its charge, because the service may have paid before the first chunk; if it has not, set
+/// the cost to 0.
 ///
-/// Clones are independent: [`and`](Self::and) changes one report alone.
+/// Clones are independent: [`and`](Self::and) changes one of them only.
 #[derive(Clone)]
 pub struct TrueCost {
     report: Report,
@@ -90,21 +91,21 @@ fn with_metered(costs: &Costs, metered: &Costs) -> Costs {
 }
 
 impl TrueCost {
-    /// Creates the cost of the limit of this name.
+    /// Creates a report of the cost of the limit with this name.
     pub fn of(name: &str, cost: u64) -> Self {
         Self { report: Report::default(), meter: None }.and(name, cost)
     }
 
-    /// Adds the cost of the limit of this name, as in the example of [`TrueCost`]. If a meter
-    /// counts the same, the meter's number applies.
+    /// Adds the cost of the limit with this name, as in the example of [`TrueCost`]. If a meter has
+    /// a cost for the same limit, the meter's applies.
     #[must_use]
     pub fn and(mut self, name: &str, cost: u64) -> Self {
         self.report.costs.insert(name.into(), cost);
         self
     }
 
-    /// Creates a cost that a streamed body reports while it is sent, as in the example of
-    /// [`CostMeter`].
+    /// Creates a cost that a streamed body reports while it is sent, with its meter, as in the
+    /// example of [`CostMeter`].
     pub fn metered() -> (Self, CostMeter) {
         let metered = Metered { report: Report::default(), waiting: Some(Vec::new()) };
         let meter = CostMeter(Arc::new(Mutex::new(metered)));
@@ -147,7 +148,7 @@ impl fmt::Debug for TrueCost {
     }
 }
 
-/// The costs so far of a streamed body: see [`TrueCost`].
+/// The cost so far of a streamed body: see [`TrueCost`].
 ///
 /// ```
 /// use tower_fixed_window::TrueCost;
@@ -163,7 +164,7 @@ impl fmt::Debug for TrueCost {
 pub struct CostMeter(Arc<Mutex<Metered>>);
 
 impl CostMeter {
-    /// Sets the cost so far of the limit of this name.
+    /// Sets the cost so far of the limit with this name.
     pub fn set(&mut self, name: &str, cost: u64) {
         lock(&self.0).report.costs.insert(name.into(), cost);
     }

@@ -23,17 +23,20 @@ use crate::sync::{Mutex, lock};
 
 /// A service that reports what clients have used, in GitHub's JSON, without charging them.
 ///
-/// In axum, it is a route,
+/// In axum, it is a route:
 /// `.route_service("/rate_limit", RateLimitEndpoint::new([&core, &search]))`. It extracts the keys
-/// of each request as the layers do, and reads their counters. The first limit is also reported as
+/// of each request as the layers do, and reads their counters. The first limit also appears as
 /// `rate`. A limit of several quotas also has the list `quotas`, each with a `name` such as
-/// `2/minute`. A limit of several layers is shown once, and one that the client does not have
-/// ([`Plan::UNLIMITED`](crate::Plan::UNLIMITED)) or that is in [shadow mode](crate::Limit::shadow)
-/// not at all. If all are in shadow mode, the response is that of GitHub Enterprise without rate
-/// limits: 404 with the message "Rate limiting is not enabled."
+/// `2/minute`.
 ///
-/// Layers that refuse in different ways have different types: list the [`Limits`] that they are made
-/// of, or `Limits::from(&layer)`. The response, with `reset` in seconds since the Unix epoch:
+/// A limit of several layers appears once. A limit does not appear if it is
+/// [`Plan::UNLIMITED`](crate::Plan::UNLIMITED) for the client, or in [shadow
+/// mode](crate::Limit::shadow). If all are in shadow mode, the response is that of GitHub
+/// Enterprise without rate limits: 404 with the message "Rate limiting is not enabled."
+///
+/// Layers with different responses to refused requests have different types: list the [`Limits`]
+/// that they are made from, or `Limits::from(&layer)`. The response has `reset` in seconds since
+/// the Unix epoch:
 ///
 /// ```json
 /// {"resources":{"core":{"limit":5000,"used":1,"remaining":4999,"reset":1700003600},
@@ -44,9 +47,9 @@ use crate::sync::{Mutex, lock};
 /// A request without a key gets a 400 or 500, as from the layers. If a store fails, the response is
 /// a 503 with `retry-after`. All limits are read concurrently.
 ///
-/// The reads are not counted. In memory they are cheap, so that the route can be free, as at GitHub
-/// (`examples/github.rs`). In a remote store they are a call for each limit: give the route a limit
-/// of its own there, by address and in memory.
+/// The reads are not counted. In memory they are cheap, so the route can be free, as at GitHub
+/// (`examples/github.rs`). In a remote store, they are a call for each limit: give the route a
+/// limit of its own there, by address and in memory.
 #[derive(Clone)]
 pub struct RateLimitEndpoint {
     limits: Vec<Limiter>,

@@ -19,7 +19,7 @@ use super::request::{LimitedRequest, Next};
 use super::upload::{Drain, Rest};
 
 pin_project! {
-    /// The response of [`FixedWindow`](crate::FixedWindow).
+    /// The future of a response of [`FixedWindow`](crate::FixedWindow).
     ///
     /// `S` is the inner service, `B` the body of the request, and `J` makes the responses to
     /// refused requests.

@@ -29,17 +29,17 @@ pub enum Headers {
     /// `-resource`.
     #[default]
     GitHub,
-    /// `RateLimit-Policy` and `RateLimit` as in the tenth draft of the IETF
-    /// (draft-ietf-httpapi-ratelimit-headers-10), one item for each quota.
+    /// `RateLimit-Policy` and `RateLimit`, with one item for each quota, as in the tenth draft of
+    /// the IETF (draft-ietf-httpapi-ratelimit-headers-10).
     IetfDraft10,
-    /// Both. A popular parser prefers the IETF's headers, reads an older draft of them, and then
-    /// misses GitHub's: send both only if your clients ask for it.
+    /// Both sets. A popular parser prefers the IETF's headers, reads an older draft of them, and
+    /// then misses GitHub's: send both only if your clients ask for it.
     GitHubAndIetfDraft10,
-    /// The headers of OpenAI's API, for each limit by its name: for a limit `tokens`,
-    /// `x-ratelimit-limit-tokens`, `x-ratelimit-remaining-tokens` and `x-ratelimit-reset-tokens`,
-    /// a duration such as `6m0s` or `120ms`. Each limit must have a name.
+    /// The headers of OpenAI's API, for each limit by its name. For a limit `tokens`, they are
+    /// `x-ratelimit-limit-tokens`, `x-ratelimit-remaining-tokens` and `x-ratelimit-reset-tokens`, a
+    /// duration such as `6m0s` or `120ms`. Each limit must have a name.
     OpenAi,
-    /// None. A refusal still has `retry-after` and `cache-control`.
+    /// No rate-limit headers. A refusal still has `retry-after` and `cache-control`.
     None,
 }
 

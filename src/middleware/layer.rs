@@ -19,7 +19,7 @@ use crate::decision::Decision;
 use crate::limits::{IntoLimits, Limiter, Limits};
 use crate::queue::{ByKey, Queue};
 
-/// Limits the requests to the service it wraps.
+/// Limits the requests to the service that it wraps.
 ///
 /// ```
 /// use axum::{Router, routing::{get, post}};
@@ -34,53 +34,55 @@ use crate::queue::{ByKey, Queue};
 ///     .route("/search", get(async || "found").route_layer(search));
 /// ```
 ///
-/// A request that passes reaches the service, and its response gets the headers
-/// `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` (UTC epoch seconds), and `-resource` if the
-/// limit has a name. A refusal is a response, not an error: 429 with the same headers,
-/// `retry-after` (seconds) and `cache-control: no-store`. The service is not called, and its type
-/// of errors stays the same.
+/// A request that passes reaches the service. Its response gets the headers `x-ratelimit-limit`,
+/// `-remaining`, `-used`, `-reset` (UTC epoch seconds) and, if the limit has a name, `-resource`. A
+/// refusal is a response, not an error: 429 with the same headers, `retry-after` (seconds) and
+/// `cache-control: no-store`. The service is not called, and its error type stays the same.
 ///
 /// # Shared counts
 ///
-/// Clones of a layer share their counters, and so do layers of the same [`Limiter`](crate::Limiter)
-/// or [`Limits`]: the same layer on two routes is one limit for both. Others share counters only if
-/// they have the same store *and* the same name. A request that passes the same layer twice, as on
-/// a nested router and on the app around it, is charged twice, and the log names the layer once.
+/// Clones of a layer share their counters, and so do layers made from one
+/// [`Limiter`](crate::Limiter) or [`Limits`]: the same layer on two routes is one limit for both.
+/// Other layers share counters only if they have the same store *and* the same name. A request that
+/// passes through the same layer twice, as on a nested router and on the app around it, is charged
+/// twice, and the log warns once.
 ///
 /// # Refused uploads
 ///
-/// An HTTP/1 server closes a connection whose request was not read to its end, and a client that is
-/// still sending sees a broken pipe instead of its 429. An HTTP/2 server resets the stream, and
-/// closes the connection after many resets (in hyper 1,024, if the client sends more data after
-/// them). So the layer reads and discards the rest of a refused request's body before it responds:
-/// at most 16 MiB, for at most 30 s, until no data has arrived for one second; without the feature
-/// `tokio`, or a runtime with timers (`enable_time`), only what is available immediately. It
-/// responds immediately to a larger `content-length` and to `expect: 100-continue`, and within 0.1
-/// s to gRPC calls and WebSockets over HTTP/2, whose clients read an early answer. A client that
-/// floods an HTTP/2 connection beyond these bounds still loses it; hyper's
-/// `max_local_error_reset_streams` sets how soon. Over HTTP/1, a response whose request is left
-/// unread says `connection: close`.
+/// An HTTP/1 server closes a connection if it has not read the request to its end, and a client
+/// that is still sending then sees a broken pipe instead of its 429. An HTTP/2 server resets the
+/// stream, and closes the connection after many resets (in hyper 1,024, if the client sends more
+/// data after them). So the layer reads and discards the rest of a refused request's body before it
+/// responds: at most 16 MiB, for at most 30 s, until no data has arrived for one second. Without
+/// the feature `tokio`, or in a runtime without timers (`enable_time`), it reads only what is
+/// available immediately.
 ///
-/// This works for axum's bodies. For those of other servers, and for bodies that another layer has
+/// It responds immediately to a larger `content-length` and to `expect: 100-continue`, and within
+/// 0.1 s to gRPC calls and WebSockets over HTTP/2, whose clients read an early answer. A client
+/// that floods an HTTP/2 connection beyond these bounds still loses it; hyper's
+/// `max_local_error_reset_streams` sets how soon. If a request over HTTP/1 is left unread, its
+/// response has `connection: close`.
+///
+/// This works for axum's bodies. For bodies of other servers, or bodies that another layer has
 /// wrapped, name the type with [`drain_refused`](Self::drain_refused). Under axum, a separate
-/// `Router::layer` call for the limit suffices: each of these turns bodies into axum's again.
-/// [`drain_nothing`](Self::drain_nothing) turns it off.
+/// `Router::layer` call for the limit is enough: each such call turns bodies into axum's again.
+/// [`drain_nothing`](Self::drain_nothing) turns this off.
 ///
 /// # Around a client
 ///
-/// Around an HTTP client, the layer respects the limit of an API: with `queue` (feature `tokio`),
+/// Around an HTTP client, the layer respects the limit of an API. With `queue` (feature `tokio`),
 /// requests wait for the next window, as in `examples/stacks/outbound.rs` for reqwest. hyper-util's
-/// client needs [a line more](crate::FixedWindow#if-it-is-not-a-service). With
-/// `.headers(Headers::None)`, its numbers don't reach your own clients with a response that a
-/// handler passes on.
+/// client needs [one more line](crate::FixedWindow#if-it-is-not-a-service). If a handler passes the
+/// API's responses on, set `.headers(Headers::None)`, so that your own clients don't get the
+/// layer's numbers.
 ///
 /// # The type of a layer
 ///
-/// `J` makes the responses to refused requests: [`reject`](Self::reject) sets it. In a struct,
-/// `FixedWindowLayer` suffices. The type of a closure has no name, so a field for a layer with
-/// [`on_reject`](Self::on_reject) has that of a function pointer,
-/// `FixedWindowLayer<fn(&Parts, &Rejection<'_>) -> Response>`. Let `on_reject` be the last setter
-/// then: a later one would get the closure's own type.
+/// `J` makes the responses to refused requests; [`reject`](Self::reject) sets it. In a struct, the
+/// type `FixedWindowLayer` is enough. With [`on_reject`](Self::on_reject), the closure's type has
+/// no name, so give the field the type of a function pointer,
+/// `FixedWindowLayer<fn(&Parts, &Rejection<'_>) -> Response>`, and call `on_reject` last: a later
+/// setter would get the closure's own type.
 #[doc(alias = "throttle")]
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct FixedWindowLayer<J = ProblemJson> {
@@ -91,8 +93,8 @@ pub struct FixedWindowLayer<J = ProblemJson> {
 }
 
 impl FixedWindowLayer {
-    /// Limits requests by the address of their peer, in memory. `limits` is a quota, or anything
-    /// else that becomes [`Limits`](crate::Limits).
+    /// Creates a layer that counts in memory, by default by the peer's address. `limits` is a
+    /// quota, or anything else that converts into [`Limits`](crate::Limits).
     ///
     /// Under axum, this needs the feature `axum` and
     /// `into_make_service_with_connect_info::<SocketAddr>()`; under other servers, a
@@ -112,12 +114,12 @@ impl FixedWindowLayer {
     /// ```
     ///
     /// Several limits are decided together, all or none, as in
-    /// `FixedWindowLayer::new([per_user, per_address])`; the headers have the numbers of the one
-    /// with the smallest part left.
+    /// `FixedWindowLayer::new([per_user, per_address])`. The headers show the limit with the
+    /// smallest fraction left.
     ///
-    /// To peek, reset or change a limit at run time, make a [`Limiter`](crate::Limiter) or
-    /// [`Limits`](crate::Limits) first: `FixedWindowLayer::new(&limits)`. A function of yours that
-    /// passes its argument on takes an `impl Into<Limits>`.
+    /// To peek at, reset or change a limit at run time, make a [`Limiter`](crate::Limiter) or
+    /// [`Limits`](crate::Limits) first: `FixedWindowLayer::new(&limits)`. In a function of yours
+    /// that passes its argument on, take an `impl Into<Limits>`.
     ///
     /// # Panics
     /// As [`Limits::new`](crate::Limits::new) does.
@@ -135,16 +137,16 @@ impl FixedWindowLayer {
 
 impl<J> FixedWindowLayer<J> {
     /// Exempts requests for which the closure returns `true`: they pass uncounted and without
-    /// headers. Each call exempts more. A customer without a limit has `Plan::UNLIMITED` by
-    /// [`Limit::by_plan`](crate::Limit::by_plan).
+    /// headers. Each call exempts more requests. For a customer without a limit, use
+    /// `Plan::UNLIMITED` in [`Limit::by_plan`](crate::Limit::by_plan).
     ///
     /// Exempt requests by properties that a client can't choose: not by a header, and by a path
     /// only if its handler is cheap, as for most [health
-    /// probes](crate::guide::operating#what-to-leave-unlimited). A path is compared as text:
-    /// `/health/` is another one, and a nested router cuts off its beginning (axum keeps the whole
-    /// one in the extension `OriginalUri`). So put a limit for `/login` on its route: skipping all
-    /// else may let `/login/` through. `client_ip().is_in(..)` (feature `client-ip`) exempts
-    /// addresses.
+    /// probes](crate::guide::operating#what-to-leave-unlimited). Paths are compared as text:
+    /// `/health/` is another path, and a nested router removes the beginning (axum keeps the whole
+    /// path in the extension `OriginalUri`). So put a limit for `/login` on its route: if you skip
+    /// everything else, `/login/` may get through. `client_ip().is_in(..)` (feature `client-ip`)
+    /// exempts addresses.
     ///
     /// ```
     /// use http::Request;
@@ -173,10 +175,11 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Exempts CORS preflights (`OPTIONS` with `origin` and `access-control-request-method`), which
-    /// carry no credentials. If one is refused, the browser reports a failure of CORS instead of a
-    /// limit. Preflights that a CORS layer outside of this one answers never reach the limit.
+    /// carry no credentials. If a preflight is refused, the browser reports a failure of CORS
+    /// instead of a limit. A CORS layer outside of this one answers preflights itself, so they
+    /// never reach the limit.
     ///
-    /// Any client can send both headers and is then unlimited: use this only if the handler for
+    /// Any client can send these headers and is then unlimited: use this only if the handler for
     /// `OPTIONS` inside of the limit is cheap.
     ///
     /// ```
@@ -202,12 +205,13 @@ impl<J> FixedWindowLayer<J> {
     /// The layer takes the tokens before it calls the service, and refunds them if the response
     /// does not count. So with a limit of 5, at most 5 undecided requests are in flight, and never
     /// more than 5 failures pass. With a remote store, a background task sends the refund, which is
-    /// lost if the runtime shuts down first. A [true cost](crate::TrueCost) of the response holds all
-    /// the same, for the limits that it names.
+    /// lost if the runtime shuts down first. A [true cost](crate::TrueCost) of the response still
+    /// applies, for the limits that it names.
     ///
     /// A layer counts each request that it lets pass, whatever the response is. With
     /// `.count_if(|response| response.status != 429)`, it does not count what an inner limit
-    /// refuses, nor a 429 of the handler itself, even after work is done: such work is free.
+    /// refuses. But it then doesn't count a handler's own 429 either, even if the handler has
+    /// worked.
     ///
     /// ```
     /// use axum::routing::any;
@@ -244,18 +248,18 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Lets requests over the limit wait in a queue: for each key, or combination of keys, up to
-    /// `requests` in this process, each for at most `max_wait`, in order of arrival. If the queue
-    /// is full, or the wait would be longer, a request is refused. Its `retry-after` is the time
-    /// until it could pass behind the others.
+    /// Lets requests over the limit wait in a queue, in order of arrival: for each key, or
+    /// combination of keys, up to `requests` in this process, each for at most `max_wait`. A
+    /// request is refused if the queue is full, or if it would have to wait longer. Its
+    /// `retry-after` is the time until it could pass behind the others.
     ///
-    /// Nothing is taken for a request that waits, and it holds no place in the inner service. The
-    /// first in the queue is charged, for all limits or none, when its window begins and the
-    /// service is ready: never more than the limit passes. Returned tokens, resets and raised
-    /// limits are noticed after a second, then after twice as long each time. The guide has [all
+    /// A waiting request takes no tokens, and no place in the inner service. The first in the queue
+    /// is charged, for all limits or none, when its window begins and the service is ready, so
+    /// never more than the limit passes. The queue looks for refunds, resets and raised limits
+    /// after a second, then at intervals that double. The guide has [all
     /// rules](crate::guide::semantics#peeks-resets-reservations-refunds), such as those for costs.
     ///
-    /// For a graceful shutdown, [`close_queue`](Self::close_queue) ends all waiting.
+    /// For a graceful shutdown, call [`close_queue`](Self::close_queue), which ends all waiting.
     ///
     /// ```
     /// use std::time::Duration;
@@ -276,7 +280,7 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Ends the waiting of all requests in the [`queue`](Self::queue) of this layer and its clones
+    /// Answers all requests that wait in the [`queue`](Self::queue) of this layer and its clones
     /// with 503. Later requests don't wait.
     #[cfg(feature = "tokio")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
@@ -311,16 +315,16 @@ impl<J> FixedWindowLayer<J> {
     /// Calls a closure with each decision and its request, for logs or metrics with [your own
     /// ids](crate::guide::observing#your-own-ids), or to warn an account near its limit.
     ///
-    /// The layer calls it once for each request, before it calls the service or responds with a
-    /// refusal, and after any waiting in a queue. The decision is that of the limits that can
-    /// refuse. If all are in [shadow mode](crate::Limit::shadow), it is that of the first one
-    /// ([`is_shadow`](Decision::is_shadow)), and may refuse a request that passes. There is no
-    /// decision for exempt requests, for requests without a key, and while the store fails and
+    /// The layer calls it once for each request: after any waiting in a queue, and before it calls
+    /// the service or responds with a refusal. The closure gets the decision of the limits that can
+    /// refuse. If all are in [shadow mode](crate::Limit::shadow), it gets that of the first one
+    /// ([`is_shadow`](Decision::is_shadow)), which may refuse although the request passes. It is
+    /// not called for exempt requests, for requests without a key, or if the store fails and
     /// nothing decides in its place (if memory does, [`is_local`](Decision::is_local) is `true`).
     ///
-    /// The closure must not block, since the request waits for it; send slow work to a channel. It
-    /// does not get the key, which may be a credential: put what your app knows of the client into
-    /// the extensions. Another call adds a closure.
+    /// The closure must not block, because the request waits for it; send slow work to a channel.
+    /// It does not get the key, which may be a credential: put what your app knows about the client
+    /// into the extensions. Call this again to add another closure.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -395,14 +399,15 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Sets the response to refused requests: [`GitHubBody`](crate::GitHubBody),
-    /// [`Grpc`](crate::Grpc), [`EmptyBody`](crate::EmptyBody), or a [`Reject`](crate::Reject) of
-    /// your own, each with an example; [`ProblemJson`](crate::ProblemJson) unless set.
+    /// [`Grpc`](crate::Grpc), [`EmptyBody`](crate::EmptyBody), or your own
+    /// [`Reject`](crate::Reject), each with an example. The default is
+    /// [`ProblemJson`](crate::ProblemJson).
     pub fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {
         let Self { limits, options, waiting, reject: _ } = self;
         FixedWindowLayer { limits, options, waiting, reject: Arc::new(reject) }
     }
 
-    /// Makes the response to a refused request by a closure, which gets the request's parts and the
+    /// Sets a closure that makes the response to a refused request from the request's parts and the
     /// reason, as in the example of [`Rejection`]. The layer adds its headers; other rate-limit
     /// headers of the closure stay. For a field of a struct, see [the type of a
     /// layer](Self#the-type-of-a-layer).
@@ -413,18 +418,18 @@ impl<J> FixedWindowLayer<J> {
         self.reject(reject)
     }
 
-    /// Reads the rest of refused requests with bodies of type `B` before the response: see
-    /// [above](Self#refused-uploads). axum's bodies don't need this; hyper's are
-    /// `drain_refused::<hyper::body::Incoming>()`, and those inside of tower-http's
-    /// `RequestBodyLimitLayer`, in a `ServiceBuilder`, `drain_refused::<Limited<Body>>()`. Each
+    /// Reads the rest of refused requests with bodies of type `B` before it responds: see
+    /// [above](Self#refused-uploads). axum's bodies don't need this. For hyper's, write
+    /// `drain_refused::<hyper::body::Incoming>()`; for those inside of tower-http's
+    /// `RequestBodyLimitLayer`, in one `ServiceBuilder`, `drain_refused::<Limited<Body>>()`. Each
     /// call adds a type.
     pub fn drain_refused<B: Body + 'static>(mut self) -> Self {
         self.options.drains.push(Drain::body::<B>());
         self
     }
 
-    /// Refuses requests without reading the [rest of their bodies](Self#refused-uploads), those of
-    /// axum included: where something in front of the server reads them, or where clients read an
+    /// Refuses requests without reading the [rest of their bodies](Self#refused-uploads), axum's
+    /// included. Use this if something in front of the server reads them, or if clients read an
     /// early answer.
     pub fn drain_nothing(mut self) -> Self {
         self.options.drains.clear();

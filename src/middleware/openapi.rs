@@ -10,14 +10,15 @@ use super::rejection::{GitHubBody, Grpc, ProblemJson, QUOTA_EXCEEDED};
 use crate::limits::Limiter;
 
 impl<J: 'static> FixedWindowLayer<J> {
-    /// Returns the responses that this layer sends itself, as [response objects] of OpenAPI 3.1 by
-    /// their status, for the operations behind it. [The guide](crate::guide::responses#openapi) has
-    /// an example, and names programs that use `utoipa` and `aide`.
+    /// Returns the responses that this layer sends itself, by their status, as [response objects]
+    /// of OpenAPI 3.1. Add them to the operations behind the layer. [The
+    /// guide](crate::guide::responses#openapi) has an example, and names programs that use `utoipa`
+    /// and `aide`.
     ///
-    /// 429 (or the [`status`](Self::status) of the layer) is a refusal, 400 and 500 are requests
+    /// 429 (or the layer's [`status`](Self::status)) is a refusal; 400 and 500 are for requests
     /// without a key. 503 is included if the store is shared or has a deadline, or if requests wait
-    /// in a queue. Add the `content` of an [`on_reject`](Self::on_reject) closure. OpenAPI can't
-    /// describe [`Grpc`]: for it, the object is empty.
+    /// in a queue. Add the `content` of an [`on_reject`](Self::on_reject) closure yourself. OpenAPI
+    /// can't describe [`Grpc`]: for it, the object is empty.
     ///
     /// [response objects]: https://spec.openapis.org/oas/v3.1.1.html#response-object
     #[cfg_attr(docsrs, doc(cfg(feature = "openapi")))]

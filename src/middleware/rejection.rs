@@ -23,13 +23,13 @@ use crate::store::StoreError;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The limit is reached: 429, or the status of the layer.
+    /// The limit is reached: 429, or the layer's status.
     #[doc(alias = "quota exceeded")]
     RateLimited(Decision),
     /// The request has no key: 400 if the client left something out, 500 if the server is
-    /// configured wrongly.
+    /// misconfigured.
     MissingKey(MissingKey),
-    /// The store failed, and the layer is set to refuse then: 503.
+    /// The store failed, and its policy is to refuse requests then: 503.
     StoreFailed,
     /// The queue was closed while the request was waiting in it: 503.
     QueueClosed,
@@ -59,7 +59,7 @@ impl Reason {
     }
 }
 
-/// A refused request, for closures that create the response.
+/// A refused request, as closures that make the response get it.
 ///
 /// ```
 /// use http::Request;
@@ -101,7 +101,7 @@ impl<'a> Rejection<'a> {
     }
 
     /// Returns the time in the header `retry-after`, after which the same request may pass: whole
-    /// seconds, rounded up, at least 1. `None` if waiting does not help.
+    /// seconds, rounded up, at least 1. Returns `None` if waiting does not help.
     pub fn retry_after(&self) -> Option<Duration> {
         let seconds = match self.reason {
             Reason::RateLimited(decision) => retry_after_secs(decision),
@@ -113,14 +113,14 @@ impl<'a> Rejection<'a> {
         seconds.map(Duration::from_secs)
     }
 
-    /// Returns the name of the limit that refuses, of several the one with the latest retry. It is
-    /// empty if the limit has none.
+    /// Returns the name of the limit that refuses; if several do, that with the latest retry. It is
+    /// empty if the limit has no name.
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// Returns a sentence for the client: of a limit it begins with "API rate limit exceeded",
-    /// which clients of GitHub's API look for.
+    /// Returns a sentence for the client. If a limit refuses, it begins with "API rate limit
+    /// exceeded", which clients of GitHub's API look for.
     pub fn message(&self) -> String {
         match self.reason {
             Reason::RateLimited(decision) => {
@@ -149,9 +149,9 @@ impl<'a> Rejection<'a> {
         }
     }
 
-    /// Returns a response with this body and the refusal's [status](Self::status), to which the
-    /// layer adds the headers. The body is anything that becomes the service's, such as text for
-    /// axum's.
+    /// Returns a response with this body and the refusal's [status](Self::status); the layer adds
+    /// the headers. The body can be anything that converts into the service's body, such as text
+    /// for axum's.
     pub fn response<B>(&self, body: impl Into<B>) -> Response<B> {
         let mut response = Response::new(body.into());
         *response.status_mut() = self.status();
@@ -208,12 +208,13 @@ impl<'a> Rejection<'a> {
     note = "a body that only its own crate can make (of tower-http's layers and `ServeDir`, of rmcp) becomes axum's `Body` by `.layer(MapResponseBodyLayer::new(Body::new))` between the limit and that service (tower-http, feature `map-response-body`)"
 )]
 pub trait Reject<B>: 'static {
-    /// The response to a refused request.
+    /// Returns the response to a refused request.
     fn reject(&self, parts: &Parts, why: &Rejection<'_>) -> Response<B>;
 }
 
-/// The default answer: `application/problem+json` (RFC 9457) with the problem type of the IETF
-/// rate-limit draft, and a `message` that clients of GitHub's API understand.
+/// The default response to refused requests: `application/problem+json` (RFC 9457), with the
+/// problem type of the IETF rate-limit draft, and a `message` that clients of GitHub's API
+/// understand.
 ///
 /// ```
 /// use http::Request;
@@ -262,7 +263,8 @@ fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
     response
 }
 
-/// Only status and headers, for bodies that can't be made from bytes: tonic's, a `BoxBody`.
+/// A response with only status and headers, for bodies that can't be made from bytes: tonic's, a
+/// `BoxBody`.
 ///
 /// ```
 /// use http::Request;
@@ -285,8 +287,8 @@ impl<B: Default> Reject<B> for EmptyBody {
     }
 }
 
-/// The JSON body of GitHub's API, `{"message": "API rate limit exceeded ..."}`, for its clients.
-/// With [`status`](crate::FixedWindowLayer::status) 403 it is what GitHub answers.
+/// The JSON body of GitHub's API, `{"message": "API rate limit exceeded ..."}`. With
+/// [`status`](crate::FixedWindowLayer::status) 403, the response is what GitHub sends.
 ///
 /// ```
 /// use http::{Request, StatusCode};
@@ -464,9 +466,9 @@ fn escaped(text: &str) -> String {
 }
 
 impl Limiter {
-    /// Returns the headers that a layer of this name adds to a response, for a decision of this
-    /// limiter: for frameworks whose middleware is not Tower's, or for limits by what only the
-    /// handler knows. Those of a refusal include `retry-after` and `cache-control`.
+    /// Returns the headers that a layer would add to a response, for a decision of this limiter.
+    /// Use it in frameworks whose middleware is not Tower's, and for limits whose key only the
+    /// handler knows. The headers of a refusal include `retry-after` and `cache-control`.
     ///
     /// If the framework's headers are not those of the crate `http`, convert each by
     /// `name.as_str()` and `value.as_bytes()`.

@@ -129,8 +129,8 @@ impl Calendar {
         period - days.first - skipped as i64
     }
 
-    /// Returns when the window of a [number](Self::number) begins: after the year 9999 the last
-    /// instant.
+    /// Returns when the window with this [number](Self::number) begins, in milliseconds since the
+    /// epoch. After the year 9999, it returns the last instant.
     pub fn start_of(self, number: i64) -> i64 {
         let days = self.days();
         let mut period = number.min(MAX) + days.first;

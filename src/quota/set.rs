@@ -5,9 +5,9 @@ use std::slice;
 
 use super::{Quota, QuotaError};
 
-/// A set of one to four quotas that are charged together, all or none.
+/// One to four quotas that are charged together, all or none.
 ///
-/// Created by [`Quota::and`], from a single [`Quota`], or from text.
+/// Create it with [`Quota::and`], from a single [`Quota`], or from text.
 ///
 /// ```
 /// use tower_fixed_window::{Quota, Quotas};
@@ -52,10 +52,10 @@ impl Quotas {
         Self { quotas: [quota; Self::MAX], periods: Periods(0).and(0, &quota), len: 1 }
     }
 
-    /// Adds a quota. For quotas from a database or a file, parse a text with commas.
+    /// Adds a quota. For quotas from a database or a file, parse text with commas instead.
     ///
     /// # Panics
-    /// If the set already holds four quotas, or one with the same window and anchor.
+    /// If the set already holds four quotas, or one with the same window and start.
     #[must_use]
     #[track_caller]
     pub const fn and(self, quota: Quota) -> Self {
@@ -181,10 +181,10 @@ impl fmt::Debug for Quotas {
     }
 }
 
-/// The plan of a request: quotas, or no limit at all. The closure of
-/// [`Limit::by_plan`](crate::Limit::by_plan) returns anything that is one: a [`Quota`],
-/// [`Quotas`], or an `Option` of either, where `None` is [`UNLIMITED`](Self::UNLIMITED). In text,
-/// no limit is `unlimited`.
+/// What a request is limited by: quotas, or no limit at all. The closure of
+/// [`Limit::by_plan`](crate::Limit::by_plan) returns anything that converts into a plan: a
+/// [`Quota`], [`Quotas`], or an `Option` of either, where `None` means
+/// [`UNLIMITED`](Self::UNLIMITED). As text, no limit is `unlimited`.
 ///
 /// ```
 /// use tower_fixed_window::{Plan, Quota};
@@ -201,10 +201,10 @@ impl fmt::Debug for Quotas {
 pub struct Plan(Option<Quotas>);
 
 impl Plan {
-    /// No limit at all.
+    /// A plan without a limit: requests pass uncounted and without headers.
     pub const UNLIMITED: Self = Self(None);
 
-    /// The quotas; `None`: no limit.
+    /// Returns the quotas, or `None` if there is no limit.
     pub fn quotas(&self) -> Option<&Quotas> {
         self.0.as_ref()
     }

@@ -24,14 +24,15 @@ const UNLIMITED: &str = "unlimited";
 impl FromStr for Quota {
     type Err = ParseQuotaError;
 
-    /// Parses `limit/window` or `limit per window`. The limit may have underscores, `1_000`. The
+    /// Parses `limit/window` or `limit per window`. The limit may contain underscores, `1_000`. The
     /// window is a unit (`minute`, `month`) or a number of units (`10s`, `10 seconds`; not of
-    /// months or years). Options follow, each for the method of that name: `staggered`,
-    /// `from-first-request`, `starting-at=6h`, `rollover-up-to=150`, `reserve-up-to=20`. The first
-    /// three exclude each other, and no option may occur twice. Instead of these three, a day, a
-    /// week, a month or a year can have a first day, `from sunday`, `from day 15` (of the month) or
-    /// `from 04-06` (6 April), and a time zone, `in Asia/Tokyo`, which needs the feature
-    /// `time-zones`.
+    /// months or years).
+    ///
+    /// Options may follow, each named after a method: `staggered`, `from-first-request`,
+    /// `starting-at=6h`, `rollover-up-to=150`, `reserve-up-to=20`. The first three exclude each
+    /// other, and no option may occur twice. Instead of these three, a day, a week, a month or a
+    /// year can have a first day, `from sunday`, `from day 15` (of the month) or `from 04-06` (6
+    /// April), and a time zone, `in Asia/Tokyo` (feature `time-zones`).
     ///
     /// ```
     /// use tower_fixed_window::Quota;
@@ -81,8 +82,8 @@ impl FromStr for Plan {
     }
 }
 
-/// Why a text is not a quota: what was expected, and at which column, as in the example of
-/// [`Quota::from_str`].
+/// The error for text that is not a quota: what was expected, and at which column, as in the
+/// example of [`Quota::from_str`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseQuotaError {
     text: String,
