@@ -623,17 +623,37 @@ fn plans() -> impl Strategy<Value = Vec<Quotas>> {
     )
 }
 
+/// The same with windows from days and instants of choice, in zones.
+fn plans_on_calendars() -> impl Strategy<Value = Vec<Quotas>> {
+    let windows = prop::sample::select(vec![
+        "day in Europe/Berlin",
+        "day starting-at=1322719200s in Pacific/Apia",
+        "week from friday in Asia/Tehran",
+        "week starting-at=1767490200s in Europe/Berlin",
+        "month starting-at=1780900200s in America/New_York",
+    ]);
+    let amounts = (1..=12_u64, prop_oneof![2 => Just(0), 1 => 1..=9_u64], 1..=9_u64);
+    (prop::collection::vec((amounts, windows), 4), any::<bool>()).prop_map(|(plans, reserves)| {
+        let plan = |((limit, more, debt), window)| {
+            let quota: Quota = format!("{limit}/{window}").parse().expect("a quota");
+            let debt = if reserves { debt } else { 0 };
+            quota.rollover_up_to(limit + more).reserve_up_to(debt).into()
+        };
+        plans.into_iter().map(plan).collect()
+    })
+}
+
 /// A store that is full, and another that is not, which gets what has passed in the first. What the
 /// first lets pass, the second would have let pass as well, since there each key has its counts alone:
 /// too early is possible, too late is not.
-fn never_later_than_alone(plans: &[Quotas], ops: &[Shared]) {
+fn never_later_than_alone(plans: &[Quotas], ops: &[Shared], unit_ms: u64) {
     let (store, clock) = small(1);
     let alone = MemoryStore::with_max_keys(10_000).clock(clock.clone());
     let [full, alone] = [store, alone].map(|store| {
         let limit = Limit::new(plans[0]).name("late").store(store);
         plans.iter().map(|plan| limit.with_quotas(*plan)).collect::<Vec<_>>()
     });
-    let flood = Quota::new(1, Duration::from_millis(40));
+    let flood = Quota::new(1, Duration::from_millis(40 * unit_ms));
     let (mut now, mut next) = (NOW_MS, 1_000_u64);
     for op in std::iter::once(&Shared::Flood(1_000)).chain(ops) {
         match *op {
@@ -653,8 +673,8 @@ fn never_later_than_alone(plans: &[Quotas], ops: &[Shared]) {
                 (0..keys).for_each(|key| drop(answer(flood.check(next + key))));
                 next += keys;
             }
-            Shared::Wait(ms) => {
-                now += ms;
+            Shared::Wait(units) => {
+                now += units * unit_ms;
                 clock.set_ms(now);
             }
         }
@@ -927,7 +947,14 @@ proptest! {
     fn a_full_store_passes_nothing_that_a_store_with_room_would_refuse(
         plans in plans(), ops in prop::collection::vec(shared(), 1..250),
     ) {
-        never_later_than_alone(&plans, &ops);
+        never_later_than_alone(&plans, &ops, 1);
+    }
+
+    #[test]
+    fn a_full_store_passes_nothing_in_chosen_windows_either(
+        plans in plans_on_calendars(), ops in prop::collection::vec(shared(), 1..250),
+    ) {
+        never_later_than_alone(&plans, &ops, 3_600_000);
     }
 
     /// The crowd's windows are short, so keys get entries of their own and lose them, while
