@@ -33,13 +33,13 @@ const MAX_INLINE: usize = 2;
 
 /// The answer to a charge: whether it passed, and what the key has used.
 ///
-/// The methods with a single value are about one quota: of a refusal, the refusing quota with the
-/// latest retry; otherwise the quota with the fewest tokens left. [`usage`](Self::usage) has all
-/// quotas.
+/// Methods that return a single value are about one quota: if the charge was refused, the refusing
+/// quota with the latest retry; otherwise the quota with the fewest tokens left.
+/// [`usage`](Self::usage) has all quotas.
 ///
-/// If several limits were charged ([`Limits`](crate::Limits)), they are about one limit: of a
-/// refusal, the refusing limit with the latest retry; otherwise the one with the smallest part of
-/// its limit left. [`limits`](Self::limits) has the decisions of all.
+/// If several limits were charged ([`Limits`](crate::Limits)), these methods are about one limit:
+/// if the charge was refused, the refusing limit with the latest retry; otherwise the limit with
+/// the smallest fraction left. [`limits`](Self::limits) has the decisions of all.
 ///
 /// ```
 /// use std::time::{Duration, UNIX_EPOCH};
@@ -200,8 +200,8 @@ impl Decision {
         self.line.allowed()
     }
 
-    /// Returns the number of tokens taken: the cost of a charge that passed, 0 for a refusal and
-    /// for a peek.
+    /// Returns the number of tokens taken: the cost of a charge that passed, or 0 for a refusal or
+    /// a peek.
     pub fn granted(&self) -> u64 {
         if self.allowed() { self.line.cost } else { 0 }
     }
@@ -242,12 +242,14 @@ impl Decision {
     }
 
     /// Returns how long to wait until a refused charge fits, if no other request takes tokens.
-    /// `None` if it was not refused, or can never fit: its cost exceeds what the quota can grant.
+    /// Returns `None` if it was not refused, or can never fit, because its cost is above what the
+    /// quota can grant.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_at_ms().map(|at| self.until(at))
     }
 
-    /// Returns the start of the first window in which a refused charge would fit.
+    /// Returns the start of the first window in which a refused charge would fit, or `None` as
+    /// [`retry_after`](Self::retry_after) does.
     pub fn retry_at(&self) -> Option<SystemTime> {
         self.retry_at_ms().map(system_time)
     }
@@ -257,7 +259,7 @@ impl Decision {
         self.ready_at_ms().map(system_time)
     }
 
-    /// Returns how long a reservation has to wait. Zero if the tokens were available.
+    /// Returns how long a reservation has to wait, or zero if the tokens were available.
     pub fn ready_after(&self) -> Duration {
         self.ready_at_ms().map_or(Duration::ZERO, |at| self.until(at))
     }
@@ -271,7 +273,7 @@ impl Decision {
         }
     }
 
-    /// Returns the quotas that refused, as positions in [`usage`](Self::usage).
+    /// Returns the quotas that refused, as indexes into [`usage`](Self::usage).
     pub fn refusing(&self) -> impl Iterator<Item = usize> + use<> {
         let refusing = self.line.refusing;
         (0..Quotas::MAX).filter(move |i| refusing >> i & 1 == 1)
@@ -291,19 +293,19 @@ impl Decision {
         self.line.local
     }
 
-    /// Returns whether this is of a limit in [shadow mode](crate::Limit::shadow), whose refusals a
-    /// layer lets pass, as in the example of
+    /// Returns whether this is the decision of a limit in [shadow mode](crate::Limit::shadow),
+    /// whose refusals a layer lets pass, as in the example of
     /// [`on_decision`](crate::FixedWindowLayer::on_decision).
     pub fn is_shadow(&self) -> bool {
         self.line.shadow
     }
 
-    /// Turns a refusal into an error, for use with `?`, as in [the
+    /// Converts a refusal into an error, for use with `?`, as in [the
     /// guide](crate::guide::keys#without-http).
     ///
     /// # Errors
-    /// [`RateLimited`] if the charge was refused. It converts into the response that a layer makes:
-    /// in a handler of axum with `?`, elsewhere with `http::Response::from(error)`.
+    /// Returns [`RateLimited`] if the charge was refused. This error converts into the response
+    /// that a layer makes: by `?` in an axum handler, elsewhere by `http::Response::from(error)`.
     pub fn into_result(self) -> Result<(), RateLimited> {
         self.passed().map(drop)
     }
@@ -312,19 +314,20 @@ impl Decision {
         if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
     }
 
-    /// Returns the decision of one limit, if it was charged. In a refusal, limits that would have
-    /// granted their cost took nothing, and are [`allowed`](Self::allowed).
+    /// Returns the decision of the limit with this name, if it was charged. If the charge was
+    /// refused, limits that would have granted their cost took nothing, and are
+    /// [`allowed`](Self::allowed).
     pub fn of(&self, name: &str) -> Option<Self> {
         self.lines().find(|(_, of)| of.0.name.text() == name).map(|(_, of)| of.to_decision())
     }
 
-    /// Returns the name, or an empty one, and the decision of each limit that took part, as in the
-    /// example of [`Line`](crate::Line).
+    /// Returns the name (or an empty one) and the decision of each limit that was charged, as in
+    /// the example of [`Line`](crate::Line).
     pub fn limits(&self) -> impl Iterator<Item = (&str, Self)> {
         self.lines().map(|(_, of)| (of.0.name.text(), of.to_decision()))
     }
 
-    /// Returns the name of the limit that these numbers are of, as in the example of
+    /// Returns the name of the limit that the single values are about, as in the example of
     /// [`Limits`](crate::Limits). It is empty if the limit has none.
     pub fn name(&self) -> &str {
         self.line.name.text()

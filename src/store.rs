@@ -37,12 +37,12 @@ pub use shared::{CounterId, Counters, Shared, Write};
 pub use crate::quota::Calendar;
 pub use crate::window::State;
 
-/// An asynchronous backend of counters.
+/// An asynchronous store of counters.
 ///
 /// # The contract
 ///
-/// A store keeps a [`State`] for each (scope, quota, key), as an [`Account`] names them. The
-/// arithmetic is in this crate: the store loads the states, calls [`Charge::decide`] or
+/// A store keeps a [`State`] for each combination of scope, quota and key, as an [`Account`] names
+/// them. The arithmetic is in this crate: the store loads the states, calls [`Charge::decide`] or
 /// [`Adjust::apply`], and writes what these return. The store is responsible for the rest:
 ///
 /// 1. **Atomic steps.** Load, decide and write are atomic over *all* quotas of all lines: no call
@@ -122,80 +122,81 @@ pub trait Store: Send + Sync + 'static {
     /// [peek](Charge::is_peek), [`Charge::decide`] returns nothing to write.
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision>;
 
-    /// Returns whether [`charge`](Self::charge) takes charges of several lines, of different
-    /// scopes, in one step: no other call sees tokens of a charge that is refused in the end.
+    /// Returns whether [`charge`](Self::charge) charges several lines, of different scopes, in one
+    /// step. Then no other call sees tokens of a charge that is refused in the end.
     ///
-    /// By default as its [`remote`](Self::remote), or else `false`: lines are charged one after the
-    /// other, and what passed is returned when one is refused.
+    /// The default is that of its [`remote`](Self::remote), or else `false`: then lines are charged
+    /// one after the other, and if one is refused, the others are refunded.
     fn charges_together(&self) -> bool {
         self.remote().is_some_and(|remote| remote.charges_together())
     }
 
-    /// Returns tokens, or takes more without a decision.
+    /// Corrects an earlier charge: returns tokens, or takes more of them, without a decision.
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()>;
 
-    /// Clears the counters of a key of a scope, under all quotas it was charged with, and no
-    /// others.
+    /// Clears the counters of a key of a scope, under all quotas that the key was charged with, and
+    /// no others.
     ///
     /// # Errors
     /// If the store can't find some of them, or if the key shares them with other keys.
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()>;
 
     /// Returns whether other processes, or this one after a restart, find the counters by the name
-    /// of their scope. Limiters on such a store must have a name. By default as its
+    /// of their scope. Limiters on such a store must have a name. The default is that of its
     /// [`remote`](Self::remote), or else `true`.
     fn is_shared(&self) -> bool {
         self.remote().is_none_or(|remote| remote.is_shared())
     }
 
-    /// Returns a number for the part of the [`Store`] that holds this key's counters and fails
-    /// independently, such as a shard of a cluster. By default, 0: the store fails as a whole.
+    /// Returns a number for the part of the store that holds this key's counters and fails
+    /// independently, such as a shard of a cluster. The default is 0: the store fails as a whole.
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
         let _ = (scope, key);
         0
     }
 
     /// Returns the server of this key's counters ([of its part](Self::fault_domain)), for the log
-    /// while the store fails: host and port, never a credential. By default, `None`.
+    /// while the store fails: host and port, never a credential. The default is `None`.
     fn server(&self, scope: &Scope, key: &Key) -> Option<Arc<str>> {
         let _ = (scope, key);
         None
     }
 
-    /// Returns whether nothing can be sent to the server of this key's counters now, because it has
-    /// no connection: [`Remote`] then answers without it, but for a call now and then. This is
-    /// called before each charge, and does not wait. By default, `false`.
+    /// Returns `true` if nothing can be sent to the server of this key's counters now, because
+    /// there is no connection. [`Remote`] then answers without it, except for a call now and then.
+    /// This is called before each charge, and must not wait. The default is `false`.
     fn is_cut_off(&self, scope: &Scope, key: &Key) -> bool {
         let _ = (scope, key);
         false
     }
 
-    /// Returns this store with a deadline, if it ends each call itself by one, as where callers
-    /// share calls: [`Remote`] then sets no timer. By default, `None`.
+    /// Returns this store with a deadline, if it ends each call by itself, as a store must whose
+    /// callers share calls: [`Remote`] then sets no timer. The default is `None`.
     fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
         let _ = deadline;
         None
     }
 
-    /// Returns a text that is the same for stores that have the same counts, as far as that is
-    /// known: they take each other's [receipts](crate::Receipt), and two limits of one name are
-    /// logged as a mistake. By default as its [`remote`](Self::remote), or else `None`.
+    /// Returns text that is the same for stores that have the same counts, as far as that is known.
+    /// Such stores take each other's [receipts](crate::Receipt), and if two of their limits have
+    /// one name, that is logged as a mistake. The default is that of its [`remote`](Self::remote),
+    /// or else `None`.
     fn identity(&self) -> Option<String> {
         self.remote()?.identity()
     }
 
-    /// Returns the [`Remote`] that this store is or contains: its deadline, policy and known
+    /// Returns the [`Remote`] that this store is or contains. Its deadline, policy and remembered
     /// refusals then apply to the charge as a whole, even if its lines are charged one after the
-    /// other. A store around a `Remote` needs this, and the three functions without a default. If it
-    /// rewrites charges, it has to charge all lines of each, or to say that it doesn't
-    /// [charge together](Self::charges_together). By default, `None`.
+    /// other. A store around a `Remote` needs this function and the three without a default. If it
+    /// rewrites charges, it has to charge all lines of each, or to return `false` from
+    /// [`charges_together`](Self::charges_together). The default is `None`.
     fn remote(&self) -> Option<Remote> {
         None
     }
 
-    /// Returns the time by the clock that decides, in milliseconds since the epoch, for what this
-    /// process does by itself, such as [`Limiter::refused`](crate::Limiter::refused). By default as
-    /// its [`remote`](Self::remote), or else the system's time.
+    /// Returns the time of the clock that decides, in milliseconds since the epoch, for what this
+    /// process does by itself, such as [`Limiter::refused`](crate::Limiter::refused). The default
+    /// is that of its [`remote`](Self::remote), or else the system's time.
     fn now_ms(&self) -> u64 {
         self.remote().map_or_else(|| SystemClock.now_ms(), |remote| remote.now_ms())
     }

@@ -37,8 +37,9 @@ use crate::sync::{AtEnd, held_up};
 /// assert_eq!(ask(&layer, request()).headers()["retry-after"], "60");
 /// ```
 ///
-/// The request has no body. The thread sleeps until the response is there. If the layer has a queue
-/// or its store needs a runtime, call a service of the layer in a test of that runtime instead.
+/// The request has no body. The thread blocks until the response is there. If the layer has a
+/// queue, or its store needs a runtime, call a service of the layer in a test of that runtime
+/// instead.
 ///
 /// # Panics
 /// If the request is malformed, or an outer layer fails.
@@ -51,9 +52,9 @@ where
     ask_around(layer, Hello, request)
 }
 
-/// Like [`ask`], with a service of your own, as in the example of
-/// [`FixedWindowLayer::count_if`](crate::FixedWindowLayer::count_if): if the limit depends on the
-/// response, or the service reads what the limit puts into the request.
+/// Sends a request as [`ask`] does, to your own service, as in the example of
+/// [`FixedWindowLayer::count_if`](crate::FixedWindowLayer::count_if). Use it if the limit depends
+/// on the response, or if the service reads what the limit puts into the request.
 ///
 /// # Panics
 /// If the request is malformed, or the service fails.
@@ -71,7 +72,7 @@ where
     })
 }
 
-/// The service of [`ask`]: signatures name this type, callers don't.
+/// The service of [`ask`]. Only signatures name this type.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hello;
@@ -90,7 +91,7 @@ impl<B> Service<Request<B>> for Hello {
     }
 }
 
-/// Waits for a future on this thread, which sleeps meanwhile. For stores that need no runtime.
+/// Blocks this thread until a future is done. Use it for stores that need no runtime.
 ///
 /// ```
 /// use tower_fixed_window::testing::block_on;
@@ -116,8 +117,8 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Holds up some decisions of stores in this process by a millisecond, between what they read and
-/// what they write, while the guard lives: so that calls that are not atomic meet in a test.
+/// Delays some decisions of stores in this process by a millisecond, between what they read and
+/// what they write, until the guard is dropped, so that calls that are not atomic meet in a test.
 ///
 /// ```
 /// use tower_fixed_window::testing::hold_up_decisions;

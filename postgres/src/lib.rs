@@ -22,20 +22,21 @@ mod table;
 
 use table::Table;
 
-/// The table of counters, a view of it and its functions, for a migration of your own: what
-/// [`PostgresStore::create_schema`] creates. It may run again.
+/// The SQL that creates the table of counters, a view of it and its functions, for a migration of
+/// your own. [`PostgresStore::create_schema`] runs the same SQL. It may run again.
 ///
 /// ```
 /// assert!(tower_fixed_window_postgres::SCHEMA.contains("CREATE TABLE IF NOT EXISTS tfw_counters"));
 /// ```
 pub const SCHEMA: &str = include_str!("schema.sql");
 
-/// Counters in Postgres, which all nodes share.
+/// Counters in Postgres, shared by all nodes.
 ///
-/// The store has a connection of its own, beside the pool of your app, and opens it with the first
-/// request: Postgres does not have to be up. Charges that wait at the same time share two
-/// statements, a read and a write that is refused if what was read has changed. While Postgres
-/// fails, the policy decides ([`on_failure`](Self::on_failure)). Clones share the connection.
+/// The store has a connection of its own, separate from your app's pool, and opens it with the
+/// first request: Postgres does not have to be up. Charges that wait at the same time share two
+/// statements, a read and then a write, which is refused if what was read has changed. While
+/// Postgres fails, the policy decides ([`on_failure`](Self::on_failure)). Clones share the
+/// connection.
 ///
 /// ```no_run
 /// use tower_fixed_window::{FixedWindowLayer, Quota};
@@ -66,11 +67,11 @@ struct Settings {
 
 impl PostgresStore {
     /// Creates a store for the server at an address such as
-    /// `postgres://user:password@host/database`. `?sslmode=require` needs the feature `tls`. Of
-    /// several hosts, `?target_session_attrs=read-write` finds the one that takes writes.
+    /// `postgres://user:password@host/database`. `?sslmode=require` needs the feature `tls`. If
+    /// there are several hosts, `?target_session_attrs=read-write` finds the one that takes writes.
     ///
     /// # Errors
-    /// If the address is not valid. A server that does not answer is not an error.
+    /// If the address is not valid. A server that does not answer is not an error here.
     pub fn new(address: &str) -> Result<Self, StoreError> {
         let wrong = "no address of Postgres: write postgres://user:password@host/database";
         // The parser's error may quote a part of a password.
@@ -100,8 +101,8 @@ impl PostgresStore {
         Self { server, settings, remote }
     }
 
-    /// Keeps the counters in the table of a schema, such as `limits`, and not where the search path
-    /// finds it. Set this before you clone the store.
+    /// Keeps the counters in a schema, such as `limits`, instead of where the search path finds the
+    /// table. Set this before you clone the store.
     ///
     /// # Panics
     /// If the name has other characters than `[a-z0-9_]`, which SQL would have to quote.
@@ -117,15 +118,15 @@ impl PostgresStore {
         Self::over(Table { of, deletion, ..self.server.table }, self.settings)
     }
 
-    /// Waits until a charge is on the server's disk (`synchronous_commit`). By default it does not:
-    /// a crash of the server's machine then loses the counts of its last 200 ms or so, which may
-    /// pass again. Set this before you clone the store.
+    /// Makes a charge wait until it is on the server's disk (`synchronous_commit`). By default it
+    /// does not wait: if the server's machine crashes, the counts of about the last 200 ms are
+    /// lost, and those requests may pass again. Set this before you clone the store.
     #[must_use]
     pub fn wait_for_disk(self) -> Self {
         Self::over(Table { commit: "on", ..self.server.table }, self.settings)
     }
 
-    /// Sets how long a call may take before the store is treated as failed: 250 ms by default.
+    /// Sets how long a call may take before Postgres counts as failed. The default is 250 ms.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
@@ -156,8 +157,9 @@ impl PostgresStore {
     }
 
     /// Creates the table of counters, its view and its functions. All nodes may call this at the
-    /// same time. It needs the right to create them: a migration with [`SCHEMA`] may do it for
-    /// a user with fewer rights, who only needs `SELECT, INSERT, UPDATE, DELETE` on the table.
+    /// same time. It needs the right to create them. If the user has fewer rights, run [`SCHEMA`]
+    /// in a migration instead; the user then needs only `SELECT, INSERT, UPDATE, DELETE` on the
+    /// table.
     ///
     /// # Errors
     /// If Postgres does not answer within the deadline, or refuses.
@@ -174,8 +176,9 @@ impl PostgresStore {
         Ok(())
     }
 
-    /// Charges a counter of its own and resets it: for apps that must fail at start if Postgres
-    /// can't be reached, or lacks the table or the right to write to it. Others start without it.
+    /// Checks the server: charges a counter that nothing else uses, and resets it. Call it if your
+    /// app must fail at startup if Postgres can't be reached, or lacks the table or the right to
+    /// write to it. Without it, the app starts and connects later.
     ///
     /// # Errors
     /// If Postgres does not answer within the deadline, or refuses.

@@ -34,8 +34,8 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 ///
 /// Each decision is one round trip: a script reads the server's clock and charges all quotas of a
 /// key atomically. So counts are exact for any number of nodes, whatever their clocks show.
-/// Concurrent decisions share a call, up to 128 keys of them, and are decided in order of arrival.
-/// The distance to the server limits the calls in flight.
+/// Concurrent decisions share a call, for up to 128 keys, and are made in order of arrival. The
+/// distance to the server limits the number of calls in flight.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -61,10 +61,10 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// # What is in Redis
 ///
 /// There is one hash for each scope and key, such as `tfw1:{login:talice}`: the version of the
-/// layout, and in braces (one slot of a cluster) the name and
-/// [`Key::readable`](tower_fixed_window::Key::readable). A field for each quota is named by its windows
-/// ([`Quota::counter`](tower_fixed_window::Quota::counter)) and holds the window's start in microseconds, plus
-/// the tokens used in it: [an example](crate#inspecting-counters).
+/// layout and, in braces (for one slot of a cluster), the limit's name and
+/// [`Key::readable`](tower_fixed_window::Key::readable). It has a field for each quota, named by
+/// its windows ([`Quota::counter`](tower_fixed_window::Quota::counter)). The value is the window's
+/// start in microseconds plus the tokens used in it: [an example](crate#inspecting-counters).
 ///
 /// Counts that don't fit this number are text, `used@start`, with the start in milliseconds: 1,000
 /// tokens or more for each millisecond of the window, counts that take n windows to return
@@ -78,8 +78,8 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// 2) "3812@1773547200000-1776225600000#674"
 /// ```
 ///
-/// The key expires when the last of its counts has returned. To reset a key, delete it. Nothing
-/// else should write to these keys: other values fail the call.
+/// The key expires when the last of its counts is back at 0. To reset a key, delete it. Nothing
+/// else should write to these keys: calls fail on other values.
 #[derive(Clone)]
 pub struct RedisStore {
     remote: Remote,
@@ -95,13 +95,13 @@ impl RedisStore {
     /// `rediss://` for TLS (feature `tls`), or `unix:///run/redis.sock`.
     ///
     /// # Errors
-    /// If the address is not valid. A server that does not answer is not an error.
+    /// If the address is not valid. A server that does not answer is not an error here.
     pub fn new(address: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         let wrong = |error| address_error("not a URL of Redis: write redis://host:6379/", error);
         Client::open(address).map(Self::client).map_err(wrong)
     }
 
-    /// Creates a store for the server of a [`Client`], such as one with certificates of your own
+    /// Creates a store for the server of a [`Client`], such as one with your own certificates
     /// (`Client::build_with_tls`).
     pub fn client(client: Client) -> Self {
         let number = client.get_connection_info().redis_settings().db();
@@ -111,9 +111,9 @@ impl RedisStore {
         Self::from_calls(calls)
     }
 
-    /// Creates a store that connects with a closure, for set-ups without a constructor here. It is
+    /// Creates a store that connects with a closure, if no other constructor fits. The closure is
     /// called again when a connection is lost, is silent, or leads to a replica, even while an
-    /// earlier call is in flight. It has 1.5 s, and after calls that took longer up to 5 s.
+    /// earlier call is in flight. It has 1.5 s, or up to 5 s after calls that took longer.
     ///
     /// ```no_run
     /// # use tower_fixed_window_redis::RedisStore;
@@ -136,9 +136,9 @@ impl RedisStore {
         }))
     }
 
-    /// Creates a store for a cluster, by addresses of some of its nodes. It finds the others, to
-    /// which it connects as to the first one: with its user, its password and its certificates. For
-    /// certificates of your own, give it the `get_connection_info` of clients.
+    /// Creates a store for a cluster, from addresses of some of its nodes. It finds the other
+    /// nodes, and connects to them as to the first one: with its user, its password and its
+    /// certificates. For your own certificates, pass the `get_connection_info` of clients.
     ///
     /// ```
     /// # use tower_fixed_window_redis::RedisStore;
@@ -148,7 +148,8 @@ impl RedisStore {
     /// ```
     ///
     /// # Errors
-    /// If an address is not valid, or there is none. Servers that do not answer are not an error.
+    /// If an address is not valid, or there is none. Servers that do not answer are not an error
+    /// here.
     pub fn cluster(
         nodes: impl IntoIterator<Item = impl IntoConnectionInfo>,
     ) -> Result<Self, StoreError> {
@@ -161,9 +162,9 @@ impl RedisStore {
         Ok(Self::from_calls(Calls::new(Servers::cluster(seeds, connect))).one_by_one())
     }
 
-    /// Creates a store for the master that Sentinels name. It asks all of them concurrently, each
-    /// with a client of its own that `client` creates, so that a silent one causes no delay. It
-    /// asks again after a failover.
+    /// Creates a store for the master that Sentinels name. It asks all Sentinels concurrently, each
+    /// with a client of its own that `client` creates, so a silent one causes no delay. It asks
+    /// again after a failover.
     ///
     /// ```
     /// use redis::sentinel::{SentinelClient, SentinelServerType};
@@ -228,7 +229,8 @@ impl RedisStore {
         this.local_share(nodes)
     }
 
-    /// Sets how long a call may take before Redis is treated as failed: [`Remote::deadline`].
+    /// Sets how long a call may take before Redis counts as failed, by default 250 ms:
+    /// [`Remote::deadline`].
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.calls.deadline = deadline;
@@ -251,7 +253,7 @@ impl RedisStore {
     /// Divides quotas among this many nodes while Redis fails: [`Remote::local_share`].
     ///
     /// # Panics
-    /// If there is no node.
+    /// If `nodes` is 0.
     #[must_use]
     #[track_caller]
     pub fn local_share(self, nodes: u32) -> Self {
@@ -263,7 +265,7 @@ impl RedisStore {
         self.remote.fallback()
     }
 
-    /// Puts `prefix:` before every key, for servers that other apps use, too.
+    /// Puts `prefix:` before every key, for servers that other apps use as well.
     ///
     /// # Panics
     /// If the prefix contains a brace, which would change the slot in a cluster.
@@ -277,18 +279,19 @@ impl RedisStore {
         self.with_calls(|calls| calls.commands = Commands::new(&format!("{prefix}:")))
     }
 
-    /// Sends each decision in a call of its own. This is needed behind a proxy that distributes
-    /// keys over several servers and looks only at the first key of a call, such as Twemproxy and
-    /// Envoy: other keys would be counted on the wrong server. A [cluster](Self::cluster) refuses
-    /// such calls without executing them, and the store then stops sharing calls by itself.
+    /// Sends each decision in a call of its own. Use this behind a proxy that distributes keys over
+    /// several servers and looks only at the first key of a call, such as Twemproxy and Envoy:
+    /// otherwise other keys would be counted on the wrong server. A [cluster](Self::cluster)
+    /// refuses such calls without executing them, and the store then stops sharing calls by itself.
     #[must_use]
     pub fn one_by_one(self) -> Self {
         self.with_calls(|calls| calls.one_by_one = true)
     }
 
-    /// Sends a decision and a reset, for a key of its own: for apps that must fail at startup if
-    /// Redis can't be reached, refuses the password, denies permissions, or takes no writes. Others
-    /// start without Redis and connect later. On a cluster, the calls go to one shard.
+    /// Checks the server with a decision and a reset, for a key that nothing else uses. Call it if
+    /// your app must fail at startup if Redis can't be reached, refuses the password, denies
+    /// permissions, or takes no writes. Without it, the app starts and connects later. On a
+    /// cluster, the calls go to one shard.
     ///
     /// # Errors
     /// If Redis does not answer within the deadline, or returns an error.
@@ -300,8 +303,8 @@ impl RedisStore {
         self.calls.reset(&scope, &key).await
     }
 
-    /// Reads the time from a [`Clock`] instead of the server, and lets keys expire an hour late, so
-    /// that a slow test loses no counter. While the server fails, callers get the error.
+    /// Reads the time from a [`Clock`] instead of the server, for tests. Keys expire an hour late,
+    /// so a slow test loses no counter. While the server fails, callers get the error.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
@@ -362,10 +365,10 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     /// Creates a store for an open connection: a `MultiplexedConnection`, a `ConnectionManager`, a
-    /// `ClusterConnection`. It has to reconnect itself when it is lost, unlike a store of
-    /// [`RedisStore::new`]: the store sends a `PING` until one is answered. A `ClusterConnection`
-    /// repeats calls that it has lost, so a refund can come back twice: [`RedisStore::cluster`] does
-    /// not.
+    /// `ClusterConnection`. The connection has to reconnect on its own, unlike those of
+    /// [`RedisStore::new`]: while it fails, the store sends a `PING` until one is answered. A
+    /// `ClusterConnection` repeats calls that it has lost, so a refund can come back twice;
+    /// [`RedisStore::cluster`] does not.
     fn from(connection: C) -> Self {
         Self::connecting(move || {
             let mut connection = connection.clone();

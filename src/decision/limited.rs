@@ -11,7 +11,7 @@ use crate::observe;
 use crate::quota::{Periods, Quota, Quotas};
 use crate::window::Window;
 
-/// A refused charge as an error: [`Decision::into_result`]. [`Limiter::charge`] returns it, too.
+/// A refused charge as an error, which [`Decision::into_result`] and [`Limiter::charge`] return.
 ///
 /// [`Limiter::charge`]: crate::Limiter::charge
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -48,7 +48,7 @@ impl Usage {
         self.limit
     }
 
-    /// Returns the length of the window; in a calendar, of the current one.
+    /// Returns the length of the window; on a calendar, that of the current one.
     pub fn window(&self) -> Duration {
         Duration::from_millis(self.length())
     }
@@ -58,14 +58,14 @@ impl Usage {
         self.end.saturating_sub(self.start) as u64
     }
 
-    /// Returns the tokens used in this window. In debt, this exceeds the limit. With rollover, it
-    /// is 0 while saved tokens are left.
+    /// Returns the tokens used in this window. Above the limit, the key is in debt. With rollover,
+    /// it is 0 while saved tokens are left.
     #[inline]
     pub fn used(&self) -> u64 {
         self.used.max(0) as u64
     }
 
-    /// Returns the tokens left in this window. With rollover, this can exceed the limit.
+    /// Returns the tokens left in this window. With rollover, this can be above the limit.
     #[inline]
     pub fn remaining(&self) -> u64 {
         (self.limit as i64).saturating_sub(self.used).max(0) as u64

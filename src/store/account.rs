@@ -63,8 +63,8 @@ impl<'a> Account<'a> {
         shift(self.scope, self.key, quota)
     }
 
-    /// Returns how the windows of one of the quotas follow each other for this key, for a store
-    /// that decides on its server: see [`Windows`].
+    /// Returns how the windows of a quota follow each other for this key, for a store that decides
+    /// on its server: see [`Windows`].
     pub fn windows_of(&self, quota: &Quota) -> Windows {
         match quota.anchor {
             Anchor::Grid { offset, .. } => Windows::Grid { start: offset },
@@ -125,7 +125,8 @@ pub enum Windows {
         /// In milliseconds since the epoch.
         start: u64,
     },
-    /// All have the quota's length. One begins with the first charge that finds no state.
+    /// All windows have the quota's length. A window begins with the first charge that finds no
+    /// state.
     FromFirstRequest,
     /// On a calendar: see [`Quota::in_zone`].
     OnCalendar(Calendar),
@@ -166,7 +167,7 @@ pub(crate) fn instant(now: u64) -> i64 {
     now.min(Quota::MAX_TOKENS - 1) as i64
 }
 
-/// The name of counters. It is cheap to clone.
+/// The name of counters, which is that of their limit. It is cheap to clone.
 ///
 /// ```
 /// use tower_fixed_window::store::Scope;
@@ -224,7 +225,7 @@ impl Scope {
         Arc::clone(&self.0.name)
     }
 
-    /// Returns the name: empty if the scope has none.
+    /// Returns the name, or the empty string if the scope has none.
     pub fn name(&self) -> &str {
         &self.0.name
     }

@@ -8,7 +8,7 @@ use crate::decision::Decision;
 use crate::quota::{Quota, Quotas, Span};
 use crate::window::{State, Window};
 
-/// A correction of an earlier charge: tokens are returned, or more of them are taken.
+/// A correction of an earlier charge, which returns tokens or takes more of them.
 ///
 /// ```
 /// use tower_fixed_window::store::{Account, Adjust, Charge, Scope};
@@ -47,9 +47,9 @@ pub struct Adjust<'a> {
 }
 
 impl<'a> Adjust<'a> {
-    /// Returns `tokens` that `decision` has taken: to each quota until the window of the tokens has
-    /// ended. The account has the decision's quotas, in the same order; their limits may have
-    /// changed.
+    /// Creates a refund of `tokens` that `decision` has taken: to each quota, until the window of
+    /// the tokens has ended. The account must have the decision's quotas, in the same order; their
+    /// limits may have changed.
     pub fn refund(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
         let mut within = [Span::default(); Quotas::MAX];
         let window = |i, quota: &Quota| match decision.refundable_within(i) {
@@ -63,8 +63,8 @@ impl<'a> Adjust<'a> {
         Self { account, tokens, within: Some(within), local: decision.local_nodes() }
     }
 
-    /// Takes `tokens` in addition to those of `decision`, even beyond the limit: they are used
-    /// already.
+    /// Creates a charge of `tokens` in addition to those of `decision`, even beyond the limit,
+    /// because they are already used.
     pub fn take(account: Account<'a>, tokens: u64, decision: &Decision) -> Self {
         Self { account, tokens, within: None, local: decision.local_nodes() }
     }
@@ -82,7 +82,8 @@ impl<'a> Adjust<'a> {
         self.account
     }
 
-    /// Returns whether tokens are returned. Such a correction never opens or revives a window.
+    /// Returns whether tokens are returned. Such a correction never opens a window, nor one that
+    /// has ended.
     pub fn is_refund(&self) -> bool {
         self.within.is_some()
     }
@@ -98,9 +99,10 @@ impl<'a> Adjust<'a> {
         self.tokens
     }
 
-    /// Returns each quota with the instants, in milliseconds since the epoch, between which it takes
-    /// tokens back, for a store that corrects on its server: from the start of the window that was
-    /// charged to the end of the one that covers them. Empty if tokens are taken.
+    /// Returns each quota with the time between which it takes tokens back, in milliseconds since
+    /// the epoch, for a store that corrects on its server: from the start of the window that was
+    /// charged to the end of the window that covers the tokens. Returns nothing if tokens are
+    /// taken.
     pub fn refundable_within(&self) -> impl Iterator<Item = (&'a Quota, Range<i64>)> + use<'a> {
         let quotas = self.account.quotas;
         let within = self.within.into_iter().flatten();

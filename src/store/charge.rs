@@ -8,7 +8,7 @@ use crate::decision::{Ask, Decision, LineWindows, MAX_LIMITS};
 use crate::quota::{Quota, Quotas};
 use crate::window::{State, Window};
 
-/// A request for tokens: a line for each limit, of which all pass, or none takes anything.
+/// A request for tokens, with a line for each limit. All lines pass, or none takes anything.
 ///
 /// ```
 /// use tower_fixed_window::store::{Account, Charge, Scope};
@@ -92,7 +92,7 @@ impl<'a> Others<'a> {
 }
 
 impl<'a> Charge<'a> {
-    /// Creates a charge of one line, of `cost` tokens.
+    /// Creates a charge of one line, for `cost` tokens.
     pub fn new(account: Account<'a>, cost: u64) -> Self {
         Self { first: (account, cost), others: Others::NONE, reserve: false, peek: false }
     }
@@ -100,7 +100,7 @@ impl<'a> Charge<'a> {
     /// Creates a charge of these lines, each with its cost.
     ///
     /// # Panics
-    /// If there is none, or more than eight, or if two are of one scope.
+    /// If there are no lines or more than eight, or if two have the same scope.
     #[track_caller]
     pub fn together(lines: &'a [(Account<'a>, u64)]) -> Self {
         let Some((&first, others)) = lines.split_first().filter(|_| lines.len() <= MAX_LIMITS)
@@ -119,7 +119,7 @@ impl<'a> Charge<'a> {
         Self { first, others: Others::Borrowed(others), reserve: false, peek: false }
     }
 
-    /// Lets the charge take tokens of later windows, as far as the quotas allow.
+    /// Allows the charge to take tokens of later windows, as far as the quotas allow.
     #[must_use]
     pub fn reserving(mut self) -> Self {
         self.reserve = true;
@@ -201,14 +201,14 @@ impl<'a> Charge<'a> {
         OwnedCharge { lines, reserve, peek }
     }
 
-    /// Decides at `now` (milliseconds since the epoch, on the store's clock), given the state of
-    /// each quota of each line. Returns the decision, and what to write. A refusal also writes,
-    /// where the clock has stepped back by a window or more.
+    /// Decides at `now` (milliseconds since the epoch, by the store's clock), given the state of
+    /// each quota of each line. Returns the decision, and what to write. A refusal also writes if
+    /// the clock has stepped back by a window or more.
     ///
-    /// This is pure: `load` is called once for each quota, in order, and the same states give the
-    /// same decision. A store that decides on its server, in a stored procedure, lets that return
-    /// the time and the states as they were before. This then returns the server's decision; ignore
-    /// what to write.
+    /// The function is pure: it calls `load` once for each quota, in order, and the same states
+    /// give the same decision. If a store decides on its server, in a stored procedure, let that
+    /// return the time and the states as they were before. This function then returns the server's
+    /// decision; ignore what to write.
     pub fn decide(
         &self,
         now: u64,

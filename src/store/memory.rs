@@ -48,33 +48,33 @@ use time::{Reading, Time};
 
 const MINUTE: i64 = 60_000;
 
-/// Counters in memory: exact under concurrency, bounded by construction, without a task in the
-/// background.
+/// A store of counters in memory: exact under concurrency, bounded in size, and without a
+/// background task.
 ///
-/// The counters end with the process, and a new one grants full limits. With the feature `saved`,
+/// The counters end with the process; a new process grants full limits. With the feature `saved`,
 /// `MemoryStore::open` keeps them in a file, for quotas of a day, a month or a year on one node.
 ///
-/// Clones share their counters. One store can serve all quotas: the limit's name separates them, and
-/// a limit without a name has counters of its own, which it shares with its clones.
+/// Clones share their counters. One store can serve all limits, because the limit's name separates
+/// them. A limit without a name has counters of its own, which it shares with its clones.
 ///
 /// # Memory
 ///
 /// A store holds `max_keys` entries, a million by default: one for each quota of each key in its
-/// current window. It takes at most 36.3 bytes for each of `max_keys` (32 in a table that is 10/11
-/// full, and 1/32 of that for the overflow), up to 1.2 kB of rounding for each shard, and half a
-/// shard's table while it doubles: 36.6 MB for a million. With fewer keys it takes less: at first
-/// 0.6 kB for each of the 256 shards of a million entries, then about 35 to 70 bytes per key.
+/// current window. For a million, it takes at most 36.6 MB: 36.3 bytes for each entry (32 in a
+/// table that is 10/11 full, and 1/32 of that for the overflow), up to 1.2 kB of rounding for each
+/// shard, and half a shard's table while it doubles. With fewer keys, it takes less: at first 0.6
+/// kB for each of 256 shards, then about 35 to 70 bytes per key.
 ///
-/// A shard's table doubles when a key finds no room in it: in a store of a million, that request
-/// and others with keys in the shard wait for about 0.1 ms. Other charges of one limit with one or
-/// two quotas allocate nothing but a key of more than 38 bytes; those of more quotas or limits, a
-/// list in the [`Decision`]. For resets, the store
-/// keeps the windows that each name is charged under: a few hundred bytes, and at most 0.3 MB for
-/// 1,024 of them. Beyond that, a reset is an error.
+/// A shard's table doubles when a key finds no room in it. In a store of a million entries, that
+/// request and others with keys in the shard wait for about 0.1 ms. Other charges of one limit with
+/// one or two quotas allocate nothing except for a key of more than 38 bytes; charges of more
+/// quotas or limits allocate a list in the [`Decision`]. For resets, the store keeps the windows
+/// that each name is charged under: a few hundred bytes, and at most 0.3 MB for 1,024 of them.
+/// Beyond that, a reset is an error.
 ///
-/// A new key shares an overflow entry when running windows hold every entry that it could use. It
-/// may be refused although it has tokens left, and never gets more; other keys keep their count
-/// ([the guide](crate::guide::operating#memory), [S30](crate::guide::semantics)).
+/// If running windows hold every entry that a new key could use, the key shares an overflow entry.
+/// It never gets more than its limit, but may be refused although it has tokens left; other keys
+/// keep their counts ([the guide](crate::guide::operating#memory), [S30](crate::guide::semantics)).
 ///
 /// ```
 /// use tower_fixed_window::testing::block_on;
@@ -110,32 +110,33 @@ pub(crate) struct Memory {
 }
 
 impl MemoryStore {
-    /// Returns the most bytes that the counters can take: with all shards at their maximal size,
-    /// one still with its old table. (If several threads double a shard at the same instant, 69 kB
-    /// more for each.)
+    /// Returns the most bytes that the counters can take: with all shards at their largest size,
+    /// and one still with its old table. (If several threads double a shard at the same instant, 69
+    /// kB more for each.)
     pub fn max_bytes(&self) -> usize {
         let Memory { shards, buckets, .. } = &*self.memory;
         max_bytes(shards.count(), *buckets).saturating_add(shards.bytes())
     }
 
     /// Returns how many entries belong to keys whose windows run, without those that share overflow
-    /// entries: with `max_keys`, how full the store is.
+    /// entries. Compare it with `max_keys` to see how full the store is.
     ///
-    /// This scans every entry and locks one shard after the other: about 2 ms for a million
-    /// entries, in which a charge may wait up to 0.1 ms. Use it for metrics, not in requests.
+    /// This scans every entry and locks one shard after the other. It takes about 2 ms for a
+    /// million entries, during which a charge may wait up to 0.1 ms. Use it for metrics, not in
+    /// requests.
     pub fn live_entries(&self) -> usize {
         let now = self.memory.time.now().at;
         self.memory.shards.iter().map(|shard| shard.lock().live(now)).sum()
     }
 
-    /// Returns how many charges had no entry of their own since the store was created. If it grows,
+    /// Returns how many charges shared an overflow entry since the store was created. If it grows,
     /// a client sends requests with ever new keys, or `max_keys` is too small.
     pub fn overflowed(&self) -> u64 {
         self.memory.shards.iter().map(|shard| shard.lock().overflowed).sum()
     }
 
     /// Sets the [metrics](crate::guide::observing#metrics) with the label `store`, to this name.
-    /// Call it where they are read, or on a timer: it takes as long as
+    /// Call it when metrics are scraped, or on a timer: it takes as long as
     /// [`live_entries`](Self::live_entries).
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]

@@ -59,11 +59,12 @@ const DEADLINE: Duration = Duration::from_millis(250);
 pub(super) const LATE: &str = "the store did not answer in time";
 
 /// A store that is called over a network, or that can fail, with what its limiters need for that: a
-/// deadline and a breaker, memory that counts while the store fails, and what this process knows of
-/// its counts ([rules](crate::guide::semantics)).
+/// deadline, a breaker, a memory that counts while the store fails, and the refusals that this
+/// process remembers ([rules](crate::guide::semantics)).
 ///
-/// Clones share what is known and the memory, so a reset through one layer takes effect in all.
-/// Make one `Remote` for a store, and clones of it for all layers, even those of other settings.
+/// Clones share the breaker, the memory and the refusals, so a reset through one layer takes effect
+/// in all. Make one `Remote` for a store, and clones of it for all layers, even with other
+/// settings.
 ///
 /// ```
 /// use std::time::Duration;
@@ -96,10 +97,10 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Wraps a store, with a deadline of 250 ms and a fallback of a million entries.
+    /// Wraps a store, with a deadline of 250 ms and a memory for a million entries.
     ///
     /// # Panics
-    /// If the store is a `Remote` already, or contains one ([`Store::remote`]): a request would be
+    /// If the store is already a `Remote`, or contains one ([`Store::remote`]): a request would be
     /// counted in two memories while the store fails.
     #[track_caller]
     pub fn around(store: impl Store) -> Self {
@@ -133,9 +134,9 @@ impl Remote {
         Self { caller: Arc::new(caller) }
     }
 
-    /// Sets how long a call may take before the store is treated as failed: 250 ms by default. For
-    /// a store of yours this needs the feature `tokio` and a tokio runtime, or [`Duration::MAX`],
-    /// which is no deadline: the store itself ends its replies in time.
+    /// Sets how long a call may take before the store counts as failed. The default is 250 ms. For
+    /// your own store, this needs the feature `tokio` and a tokio runtime. With [`Duration::MAX`]
+    /// there is no deadline: the store itself must end its replies in time.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         self.with(|caller| {
@@ -146,31 +147,31 @@ impl Remote {
 
     /// Sets how long this process remembers a refusal, which it then answers without a call: for
     /// the same or a higher cost, under the same quotas, and no longer than until the charge could
-    /// pass. By default one second: a refused key causes at most one call in it.
+    /// pass. The default is one second, so a refused key causes at most one call per second.
     ///
     /// Resets, refunds, true costs and limits of this process take effect at once, those of another
-    /// one when the refusal is forgotten. [`Duration::ZERO`] remembers nothing, and no refusal is
-    /// remembered for longer than a minute.
+    /// process when the refusal is forgotten. [`Duration::ZERO`] remembers nothing. The maximum is
+    /// a minute.
     #[must_use]
     pub fn remember_refusals(self, duration: Duration) -> Self {
         self.with(|caller| caller.remember = duration.min(MOST))
     }
 
-    /// Sets what happens to requests while the store fails, as [`OnStoreFailure`] says: by default,
-    /// [`Local`](OnStoreFailure::Local). With the others, a [`Limiter`](crate::Limiter) returns the
-    /// error.
+    /// Sets what happens to requests while the store fails. The default is
+    /// [`Local`](OnStoreFailure::Local). With the other policies, a [`Limiter`](crate::Limiter)
+    /// returns the error.
     #[must_use]
     pub fn on_failure(self, policy: OnStoreFailure) -> Self {
         self.with(|caller| caller.on_failure = policy)
     }
 
-    /// Divides quotas among this many nodes while the store fails and each counts in its own
-    /// memory: a node enforces its share of each quota, rounded up. By default each enforces all of
-    /// it, as [`OnStoreFailure::Local`] says. Requests that
-    /// cost more than the share are refused meanwhile.
+    /// Divides quotas among this many nodes while the store fails and each node counts in its own
+    /// memory. A node enforces its share of each quota, rounded up; requests that cost more than
+    /// the share are refused. By default, each node enforces the whole quota, as
+    /// [`OnStoreFailure::Local`] says.
     ///
     /// # Panics
-    /// If there is no node.
+    /// If `nodes` is 0.
     #[must_use]
     #[track_caller]
     pub fn local_share(self, nodes: u32) -> Self {

@@ -11,8 +11,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// The answer of a store: a future that may contain its value already, so that a store in memory
-/// needs no allocation and no second poll.
+/// The answer of a store: a future that may already contain its value, so a store in memory needs
+/// no allocation and no second poll.
 ///
 /// ```
 /// use tower_fixed_window::StoreError;
@@ -36,13 +36,13 @@ enum When<T> {
 impl<T> Unpin for Reply<T> {}
 
 impl<T> Reply<T> {
-    /// Creates a reply that is done. One that has failed is `Reply::from(Err(error))`.
+    /// Creates a reply that is done. For one that has failed, write `Reply::from(Err(error))`.
     #[inline]
     pub fn now(value: T) -> Self {
         Self::from(Ok(value))
     }
 
-    /// Creates a reply that is done when a future is.
+    /// Creates a reply that is done when the future is.
     pub fn later(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self(When::Later(Box::pin(future)))
     }
@@ -82,7 +82,7 @@ impl<T> Reply<T> {
     /// Returns the value if the reply is done.
     ///
     /// # Errors
-    /// The reply, if it must be awaited.
+    /// Returns the reply itself if it must be awaited.
     #[inline]
     pub fn into_now(self) -> Result<Result<T, StoreError>, Self> {
         match self.0 {
@@ -155,7 +155,7 @@ impl<T> fmt::Debug for Reply<T> {
     }
 }
 
-/// Why a store did not answer. `Display` shows no key and no address.
+/// The error of a store that did not answer. `Display` shows no key and no address.
 ///
 /// ```
 /// use std::error::Error;
@@ -207,21 +207,22 @@ impl StoreError {
         Self { source: Some(Arc::from(source.into())), ..Self::new(message) }
     }
 
-    /// Says that nothing was sent, as where all connections are in use: no failure of the store.
+    /// Marks the error as one before anything was sent, for example because all connections are in
+    /// use. It does not count as a failure of the store.
     #[must_use]
     pub fn unsent(self) -> Self {
         Self { fault: Fault::Unsent, ..self }
     }
 
-    /// Says that the store works, but not for this key: what it finds there is no count, or it has
-    /// no right to it. Requests for other keys still call the store.
+    /// Marks the error as one of this key only, for example because its row is not a count, or
+    /// there is no right to it. The store works, and requests for other keys still call it.
     #[must_use]
     pub fn of_key(self) -> Self {
         Self { fault: Fault::Key, ..self }
     }
 
-    /// Says that the charge has lines in different places, and that nothing was done: they are then
-    /// charged one after the other.
+    /// Marks the error as one of a charge whose lines are in different places. Nothing was done;
+    /// the lines are then charged one after the other.
     #[must_use]
     pub fn apart(self) -> Self {
         Self { fault: Fault::Apart, ..self }
@@ -276,11 +277,11 @@ impl Error for StoreError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum OnStoreFailure {
-    /// Enforces the same quotas in this process's memory until the store is back: each node lets up
-    /// to one extra limit's worth of requests pass.
+    /// Enforces the same quotas in this process's memory until the store is back. Each node lets up
+    /// to one extra limit pass per window.
     #[default]
     Local,
-    /// Lets the request pass, without rate-limit headers, since the count is unknown.
+    /// Lets the request pass, without rate-limit headers, because the count is unknown.
     Allow,
     /// Refuses the request with 503 and `retry-after`.
     Deny,

@@ -32,8 +32,8 @@ use step::{Asked, DecidedStep, Step};
 /// tries than nodes are needed only where a store never finds what it has read.
 const TRIES: usize = 100;
 
-/// A table of counters, for [`Shared`], which decides and makes a [`Store`] of it: two statements
-/// for any number of charges.
+/// A table of counters in a database. [`Shared`] makes a [`Store`] of it and makes the decisions:
+/// it needs two statements for any number of charges.
 ///
 /// A row is a [`CounterId`] and its [`State`]. The contract is short:
 ///
@@ -44,7 +44,7 @@ const TRIES: usize = 100;
 /// 4. A row may be deleted a while after [`State::until`], not before: a minute, or as long as a
 ///    node may stand still between its read and its write.
 ///
-/// For a database over a network, put [`Remote`](super::Remote) around the [`Shared`]: it has the
+/// For a database over a network, put [`Remote`](super::Remote) around the [`Shared`], for the
 /// deadline of calls.
 ///
 /// ```
@@ -97,22 +97,23 @@ const TRIES: usize = 100;
 /// # Ok(()) }
 /// ```
 pub trait Counters: Send + Sync + 'static {
-    /// Returns the server's time, in milliseconds since the epoch, and the state of each counter in
-    /// the order of the counters. `None`: there is no row. The counters are distinct, and sorted by
-    /// scope, key and window.
+    /// Returns the server's time, in milliseconds since the epoch, and the state of each counter,
+    /// in the order of the counters; `None` if there is no row. The counters are distinct, and
+    /// sorted by scope, key and window.
     ///
-    /// No state is newer than the time: take it in the statement that reads, or after it.
+    /// No state may be newer than the time: take the time in the statement that reads, or after it.
     fn read(
         &self,
         counters: &[CounterId],
     ) -> impl Future<Output = Result<(u64, Vec<Option<State>>), StoreError>> + Send;
 
-    /// Writes each group if all of its counters are as they were [read](Write::had), or else
+    /// Writes each group if all of its counters are as they were [read](Write::had), otherwise
     /// nothing of the group. Returns for each group, in order, whether it was written.
     ///
-    /// Most groups have one counter, and no counter is in two. A table that waits for locks takes
-    /// them in the order of all rows, so that no two nodes wait for each other. It may refuse more
-    /// groups than it must: these are decided anew. After an error, what was written is unknown.
+    /// Most groups have one counter, and no counter is in two groups. If a table waits for locks,
+    /// let it lock all rows in their order, so that no two nodes wait for each other. It may refuse
+    /// more groups than it must: these are decided again. After an error, it is unknown what was
+    /// written.
     fn write(
         &self,
         groups: &[Vec<Write>],
@@ -122,8 +123,8 @@ pub trait Counters: Send + Sync + 'static {
     fn reset(&self, scope: &str, key: &Key) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
 
-/// The identity of a row of [`Counters`]. Limits are no part of it: they may change while a counter
-/// runs.
+/// The identity of a row of [`Counters`]. The limit is not part of it, because it may change while
+/// a counter runs.
 ///
 /// ```
 /// use tower_fixed_window::Quota;
@@ -141,11 +142,11 @@ pub struct CounterId {
     pub scope: Arc<str>,
     /// The key that is counted, which a table keeps as [bytes](Key::as_bytes).
     pub key: Key,
-    /// The length and the anchor of windows, as [`Quota::counter`] writes them.
+    /// The length of the windows and where they start, as [`Quota::counter`] writes them.
     pub window: Arc<str>,
 }
 
-/// A row to write, if it is still as it was read: of [`Counters::write`].
+/// A row for [`Counters::write`] to write, if it is still as it was read.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Write {
@@ -153,19 +154,20 @@ pub struct Write {
     pub counter: CounterId,
     /// The quota of the last charge, for columns that people read, such as the limit.
     pub quota: Quota,
-    /// The row as it was read: it must be equal in all columns, or absent if this is `None`.
+    /// The row as it was read. The row must still be equal in all columns, or absent if this is
+    /// `None`.
     pub had: Option<State>,
     /// The new state.
     pub state: State,
 }
 
-/// The [`Store`] over [`Counters`]: it reads what charges count in, decides, and writes. Where a
-/// counter has changed meanwhile, it decides anew.
+/// The [`Store`] over [`Counters`]: it reads the counters of charges, decides, and writes. If a
+/// counter has changed meanwhile, it decides again.
 ///
 /// Charges and corrections that wait at the same time share calls, up to 128 counters in each, and
-/// those of one counter cost one write. The distance to the database limits the calls in flight.
-/// Charges of several limits are one step. A charge that is dropped before it is written is not
-/// made.
+/// those of one counter share one write. The distance to the database limits the number of calls in
+/// flight. A charge of several limits is one step. If a charge is dropped before it is written, it
+/// is not made.
 ///
 /// Clones share the counters and the calls. It needs a tokio runtime.
 #[derive(Clone)]
@@ -182,7 +184,7 @@ struct AnyTable {
 }
 
 impl Shared {
-    /// Makes a store of a table of counters: [`Counters`] has an example.
+    /// Makes a store from a table of counters: [`Counters`] has an example.
     pub fn around(counters: impl Counters) -> Self {
         let counters = Box::new(counters);
         let (ahead, hasher) = (AtomicI64::new(0), RandomState::new());

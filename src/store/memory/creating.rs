@@ -17,7 +17,7 @@ impl MemoryStore {
         Self::with_max_keys(1_000_000)
     }
 
-    /// Creates a store of `max_keys` entries. Two quotas of one key take two.
+    /// Creates a store of `max_keys` entries. A key takes one for each of its quotas.
     ///
     /// # Panics
     /// If `max_keys` is 0.
@@ -26,12 +26,12 @@ impl MemoryStore {
         Self::build(max_keys, Time::system())
     }
 
-    /// Reads another clock, for tests: [`ManualClock`](crate::ManualClock) has an example. The
-    /// counters stay.
+    /// Reads the time from another clock, for tests: [`ManualClock`](crate::ManualClock) has an
+    /// example. Counts stay.
     ///
     /// # Panics
-    /// If the store was cloned: the clones would have another time. If it has a file: set the clock
-    /// before.
+    /// If the store was already cloned, because the clones would have another time. If it has a
+    /// file: set the clock first.
     #[must_use]
     #[track_caller]
     pub fn clock(mut self, clock: impl Clock) -> Self {

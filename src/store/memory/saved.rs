@@ -35,14 +35,14 @@ fn load(file: &LockedFile, max_keys: usize, now: i64) -> io::Result<Option<Saved
 }
 
 impl MemoryStore {
-    /// Opens a store of a million entries whose counts outlive the process: it loads those of the
-    /// file whose windows still run, and saves them at the interval, on [`save`](Self::save), and
-    /// when its last clone is dropped. [`saved_to`](Self::saved_to) has an example, and another
-    /// number of entries.
+    /// Opens a store of a million entries whose counts survive the process. It loads the counts of
+    /// the file whose windows still run, and saves them at the interval, on [`save`](Self::save),
+    /// and when its last clone is dropped. For another number of entries, use
+    /// [`saved_to`](Self::saved_to), which has an example.
     ///
-    /// If the process is killed or the system stops, what was counted since the last save may pass
-    /// once more, for each key at most its limit:
-    /// [the guide](crate::guide::operating#counts-that-outlive-a-deploy).
+    /// If the process is killed or the system stops, the counts since the last save are lost, and
+    /// these tokens can be spent again: for each key, at most its limit ([the
+    /// guide](crate::guide::operating#counts-that-outlive-a-deploy)).
     ///
     /// # Errors
     /// As [`saved_to`](Self::saved_to).
@@ -51,8 +51,8 @@ impl MemoryStore {
     }
 
     /// Loads the counts of a file into this new store, and saves them from now on, as
-    /// [`open`](Self::open) does. If the file has more entries than this store, there is room for
-    /// them. Without a file, the store is empty.
+    /// [`open`](Self::open) does. If the file has more entries than this store, the store gets room
+    /// for them. Without a file, the store is empty.
     ///
     /// ```
     /// use std::time::Duration;
@@ -80,9 +80,9 @@ impl MemoryStore {
     /// ```
     ///
     /// # Errors
-    /// If another store has the file open (`ErrorKind::ResourceBusy`), the file can't be read, or
-    /// can't be in its directory. If the interval is zero (`ErrorKind::InvalidInput`). On systems
-    /// other than Unix (`ErrorKind::Unsupported`).
+    /// If another store has the file open (`ErrorKind::ResourceBusy`), or if the file can't be
+    /// read, or can't be created in its directory. If the interval is zero
+    /// (`ErrorKind::InvalidInput`). On systems other than Unix (`ErrorKind::Unsupported`).
     ///
     /// # Panics
     /// If the store was cloned, or has a file already.
@@ -133,9 +133,9 @@ impl MemoryStore {
         Ok(store)
     }
 
-    /// Has [`saved_to`](Self::saved_to) fail if the file is of another version, damaged, or not a
-    /// file of counts. By default, it is renamed to `.broken` or, if there is one, `.broken-1`, the
-    /// log has the reason, and the store starts empty.
+    /// Makes [`saved_to`](Self::saved_to) return an error if the file is damaged, of another
+    /// version, or not a file of counts. By default, the file is renamed to `.broken` or, if that
+    /// exists, `.broken-1`; the log has the reason, and the store starts empty.
     ///
     /// # Panics
     /// If the store was cloned, or has a file already.
@@ -147,13 +147,12 @@ impl MemoryStore {
         self
     }
 
-    /// Saves all that is counted so far, and waits until it is on the disk. Call it when the
-    /// process has to stop: then nothing is lost, even if clones of the [`open`](Self::open) store
-    /// are not dropped. It blocks its thread: for a million counters some 0.1 s, and for as long as
-    /// the disk takes.
+    /// Saves all counts, and waits until they are on the disk. Call it before the process stops:
+    /// then nothing is lost, even if clones of the [`open`](Self::open) store are not dropped. It
+    /// blocks its thread, for a million counters about 0.1 s plus the time of the disk.
     ///
     /// # Errors
-    /// If the file can't be written; it is then as it was before. If the store has no file
+    /// If the file can't be written; the old file then stays. If the store has no file
     /// (`ErrorKind::Unsupported`).
     pub fn save(&self) -> io::Result<()> {
         match &self.saver {
