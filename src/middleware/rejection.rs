@@ -429,7 +429,7 @@ where
 }
 
 /// The IETF draft's problem type for an exceeded quota (draft-ietf-httpapi-ratelimit-headers-10).
-pub(crate) const QUOTA_EXCEEDED: &str =
+const QUOTA_EXCEEDED: &str =
     "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
 #[cold]

@@ -26,7 +26,6 @@ mod metrics_and_logs;
 mod missed_windows;
 mod missing_keys;
 mod mistakes;
-mod openapi;
 mod options;
 mod outbound;
 mod panics;
