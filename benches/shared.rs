@@ -75,7 +75,7 @@ impl Store for OneByOne {
             let id = |account: &Account<'_>, quota: &Quota| CounterId {
                 scope: account.scope().name().into(),
                 key: account.key().clone(),
-                window: quota.counter().to_string().into(),
+                window: quota.counter().into(),
             };
             loop {
                 let counter = id(&charge.account(), &charge.account().quotas().as_ref()[0]);

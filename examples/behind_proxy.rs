@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Responses are 192.0.2.7, or 2001:db8::7 (2001:db8::/64) with the prefix that is the key.
         Ok(address) if address.is_ipv4() => Ok(format!("{address}\n")),
         Ok(address) => {
-            let key = Key::from_ip(address, prefix).readable().to_string();
+            let key = Key::from_ip(address, prefix).readable();
             Ok(format!("{address} ({})\n", key.replace('_', "/")))
         }
         Err(missing) => Err((StatusCode::INTERNAL_SERVER_ERROR, missing.to_string())),

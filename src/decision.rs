@@ -10,7 +10,7 @@ use std::num::NonZero;
 use std::ptr;
 use std::time::{Duration, SystemTime};
 
-use crate::quota::{Periods, Quota, Quotas, Rate, Span};
+use crate::quota::{Periods, Quota, Quotas, Span, rate};
 use crate::window::MAX;
 
 mod decide;
@@ -336,15 +336,15 @@ impl Decision {
     /// The name of a quota of the only limit, for clients, such as `login:5/minute`.
     pub(crate) fn policy(&self, i: usize) -> String {
         match (self.name(), self.rate(i)) {
-            ("", rate) => rate.to_string(),
+            ("", rate) => rate,
             (name, rate) => format!("{name}:{rate}"),
         }
     }
 
     /// A quota of the only limit as text, such as `5/minute`.
-    pub(crate) fn rate(&self, i: usize) -> impl fmt::Display + use<> {
-        let (usage, period) = (self.usage()[i], self.line.periods.of(i));
-        Rate { limit: usage.limit, window: usage.length(), period }
+    pub(crate) fn rate(&self, i: usize) -> String {
+        let usage = self.usage()[i];
+        rate(usage.limit, usage.length(), self.line.periods.of(i))
     }
 
     /// The quotas that refused.

@@ -16,7 +16,7 @@ pub(crate) use calendar::{SavedWindows, Span};
 pub(crate) use set::Periods;
 pub use set::{Plan, Quotas};
 pub use text::ParseQuotaError;
-pub(crate) use text::Rate;
+pub(crate) use text::rate;
 
 use calendar::Period;
 use zone::Zone;
@@ -25,6 +25,18 @@ const DAY_MS: u64 = 86_400_000;
 const WEEK_MS: u64 = 7 * DAY_MS;
 /// The first Monday, four days after the epoch, a Thursday.
 const MONDAY_MS: u64 = 4 * 86_400_000;
+
+// Why a quota can't be built, and what to write instead, where that is said in several places.
+const LIMIT_TOO_LARGE: &str =
+    "a quota's limit is at most 2^53 - 1: for \"unlimited\", .skip(..) the request";
+const WINDOW_TOO_LONG: &str =
+    "a quota's window is at most ten years of 365 days: choose a shorter one";
+const NOT_A_CALENDAR: &str = "only a day, a week, a month or a year follows a calendar: write \
+    Quota::per_day(n), per_week, per_month or per_year";
+const CALENDAR_ANCHOR: &str = "a calendar says where windows begin: leave out staggered and \
+    from_first_request, and write starting_at in place of a first day, before in_zone";
+const FIRST_DAY: &str = "a week begins on a weekday, a month on a day from 1 to 31, a year on a \
+    month and a day: write .from_weekday(..), .from_day(..) or .from_date(..)";
 
 /// A quota: `limit` tokens per `window`.
 ///
@@ -209,18 +221,20 @@ impl Quota {
         expect_quota(Self::try_new(limit, window))
     }
 
-    const fn try_new(limit: u64, window: Duration) -> Result<Self, QuotaError> {
+    const fn try_new(limit: u64, window: Duration) -> Result<Self, &'static str> {
         if limit > Self::MAX_TOKENS {
-            return Err(QuotaError::LimitTooLarge);
+            return Err(LIMIT_TOO_LARGE);
         }
         if !window.subsec_nanos().is_multiple_of(1_000_000) {
-            return Err(QuotaError::WindowNotWholeMillis);
+            return Err("a quota's window is whole milliseconds: write Duration::from_millis(n)");
         }
         if window.as_millis() == 0 {
-            return Err(QuotaError::WindowZero);
+            return Err(
+                "a quota's window is at least 1 ms: write Duration::from_secs(60) for a minute",
+            );
         }
         if window.as_millis() > Self::MAX_WINDOW.as_millis() {
-            return Err(QuotaError::WindowTooLong);
+            return Err(WINDOW_TOO_LONG);
         }
         let window = window.as_millis() as u64;
         let offset = if window == WEEK_MS { MONDAY_MS } else { 0 };
@@ -248,7 +262,7 @@ impl Quota {
     /// let subscribed = UNIX_EPOCH + Duration::from_secs(1_738_332_309);
     /// let since_epoch = subscribed.duration_since(UNIX_EPOCH)?;
     /// let quota = Quota::per_month(10_000).starting_at(since_epoch).in_zone("America/New_York");
-    /// assert_eq!(quota.counter().to_string(), "month+1738332309000ms@America/New_York");
+    /// assert_eq!(quota.counter(), "month+1738332309000ms@America/New_York");
     /// # }
     /// # Ok::<_, std::time::SystemTimeError>(())
     /// ```
@@ -263,7 +277,7 @@ impl Quota {
         let since = if millis < most { millis } else { most } as i64;
         if let Anchor::Calendar(calendar) = self.anchor {
             if !calendar.period.is_usual() || !calendar.zone.is_utc() {
-                panic!("{}", QuotaError::CalendarAnchor.message());
+                panic!("{}", CALENDAR_ANCHOR);
             }
             return self.on_calendar(Calendar { since, ..calendar });
         }
@@ -299,7 +313,7 @@ impl Quota {
     #[track_caller]
     const fn check_no_calendar(&self) {
         if let Anchor::Calendar(_) = self.anchor {
-            panic!("{}", QuotaError::CalendarAnchor.message());
+            panic!("{}", CALENDAR_ANCHOR);
         }
     }
 
@@ -321,7 +335,7 @@ impl Quota {
         }
     }
 
-    fn in_named_zone(self, name: &str) -> Result<Self, QuotaError> {
+    fn in_named_zone(self, name: &str) -> Result<Self, &'static str> {
         let calendar = self.calendar()?;
         Ok(self.on_calendar(Calendar { zone: Zone::named(name)?, ..calendar }))
     }
@@ -358,26 +372,26 @@ impl Quota {
         expect_quota(self.starting_on(Period::Year(month, day)))
     }
 
-    const fn starting_on(self, first: Period) -> Result<Self, QuotaError> {
+    const fn starting_on(self, first: Period) -> Result<Self, &'static str> {
         match (self.calendar(), first.validated()) {
             (Ok(calendar), Ok(first)) if calendar.period.kind() == first.kind() => {
                 if calendar.since >= 0 {
-                    return Err(QuotaError::CalendarAnchor);
+                    return Err(CALENDAR_ANCHOR);
                 }
                 Ok(self.on_calendar(Calendar { period: first, ..calendar }))
             }
-            (Ok(_), _) => Err(QuotaError::FirstDay),
+            (Ok(_), _) => Err(FIRST_DAY),
             (Err(error), _) => Err(error),
         }
     }
 
-    const fn calendar(&self) -> Result<Calendar, QuotaError> {
+    const fn calendar(&self) -> Result<Calendar, &'static str> {
         let (period, since) = match (self.anchor, self.window) {
             (Anchor::Calendar(calendar), _) => return Ok(calendar),
             (Anchor::Grid { since, .. }, DAY_MS) => (Period::Day, since),
             (Anchor::Grid { since, .. }, WEEK_MS) => (Period::Week(Weekday::Monday), since),
-            (_, DAY_MS | WEEK_MS) => return Err(QuotaError::CalendarAnchor),
-            _ => return Err(QuotaError::NotACalendar),
+            (_, DAY_MS | WEEK_MS) => return Err(CALENDAR_ANCHOR),
+            _ => return Err(NOT_A_CALENDAR),
         };
         Ok(Calendar { period, since, zone: Zone::UTC })
     }
@@ -456,7 +470,7 @@ impl Quota {
     /// If the limit is above [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
     pub const fn with_limit(mut self, limit: u64) -> Self {
-        assert!(limit <= Self::MAX_TOKENS, "{}", QuotaError::LimitTooLarge.message());
+        assert!(limit <= Self::MAX_TOKENS, "{}", LIMIT_TOO_LARGE);
         self.limit = limit;
         self.capacity = limit;
         if self.max_reserved > Self::MAX_TOKENS - limit {
@@ -493,13 +507,19 @@ impl Quota {
     /// ```
     /// use tower_fixed_window::Quota;
     ///
-    /// assert_eq!(Quota::per_minute(5).counter().to_string(), "60000+0");
-    /// assert_eq!(Quota::per_minute(9).staggered().counter().to_string(), "60000s");
-    /// assert_eq!(Quota::per_minute(9).from_first_request().counter().to_string(), "60000f");
-    /// assert_eq!(Quota::per_month(9).from_day(15).counter().to_string(), "month+15@UTC");
+    /// assert_eq!(Quota::per_minute(5).counter(), "60000+0");
+    /// assert_eq!(Quota::per_minute(9).staggered().counter(), "60000s");
+    /// assert_eq!(Quota::per_minute(9).from_first_request().counter(), "60000f");
+    /// assert_eq!(Quota::per_month(9).from_day(15).counter(), "month+15@UTC");
     /// ```
-    pub fn counter(&self) -> impl fmt::Display + use<> {
-        CounterName(*self)
+    pub fn counter(&self) -> String {
+        let window = self.window;
+        match self.anchor {
+            Anchor::Grid { offset, .. } => format!("{window}+{offset}"),
+            Anchor::Staggered => format!("{window}s"),
+            Anchor::FirstRequest => format!("{window}f"),
+            Anchor::Calendar(calendar) => calendar.to_string(),
+        }
     }
 
     /// [`counter`](Self::counter) as two numbers, which no other counter has in this process. Whoever
@@ -543,24 +563,10 @@ impl Quota {
 }
 
 #[track_caller]
-const fn expect_quota(quota: Result<Quota, QuotaError>) -> Quota {
+const fn expect_quota(quota: Result<Quota, &'static str>) -> Quota {
     match quota {
         Ok(quota) => quota,
-        Err(error) => panic!("{}", error.message()),
-    }
-}
-
-struct CounterName(Quota);
-
-impl fmt::Display for CounterName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Quota { window, anchor, .. } = self.0;
-        match anchor {
-            Anchor::Grid { offset, .. } => write!(f, "{window}+{offset}"),
-            Anchor::Staggered => write!(f, "{window}s"),
-            Anchor::FirstRequest => write!(f, "{window}f"),
-            Anchor::Calendar(calendar) => calendar.fmt(f),
-        }
+        Err(error) => panic!("{}", error),
     }
 }
 
@@ -584,74 +590,5 @@ pub(crate) const fn fmix64(mut x: u64) -> u64 {
 impl fmt::Debug for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Quota({self})")
-    }
-}
-
-/// Why a quota, or a set of them, can't be built. The message says what to write instead.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[expect(dead_code, reason = "with and without time zones, some are never made")]
-pub(crate) enum QuotaError {
-    LimitTooLarge,
-    WindowZero,
-    WindowTooLong,
-    WindowNotWholeMillis,
-    Capacity,
-    EqualWindows,
-    TooMany,
-    NotACalendar,
-    CalendarAnchor,
-    FirstDay,
-    UnknownTimeZone,
-    NoTimeZoneDatabase,
-    NoTimeZones,
-}
-
-impl QuotaError {
-    const fn message(self) -> &'static str {
-        match self {
-            Self::LimitTooLarge => {
-                "a quota's limit is at most 2^53 - 1: for \"unlimited\", .skip(..) the request"
-            }
-            Self::WindowZero => {
-                "a quota's window is at least 1 ms: write Duration::from_secs(60) for a minute"
-            }
-            Self::WindowTooLong => {
-                "a quota's window is at most ten years of 365 days: choose a shorter one"
-            }
-            Self::WindowNotWholeMillis => {
-                "a quota's window is whole milliseconds: write Duration::from_millis(n)"
-            }
-            Self::Capacity => {
-                "a rollover capacity is at least the limit and, with what may be reserved, at most 2^53 - 1"
-            }
-            Self::EqualWindows => {
-                "two quotas of one set have the same window and anchor and would be one counter: keep the smaller"
-            }
-            Self::TooMany => "a set holds at most 4 quotas: stack a second layer for more",
-            Self::NotACalendar => {
-                "only a day, a week, a month or a year follows a calendar: write Quota::per_day(n), per_week, per_month or per_year"
-            }
-            Self::CalendarAnchor => {
-                "a calendar says where windows begin: leave out staggered and from_first_request, and write starting_at in place of a first day, before in_zone"
-            }
-            Self::FirstDay => {
-                "a week begins on a weekday, a month on a day from 1 to 31, a year on a month and a day: write .from_weekday(..), .from_day(..) or .from_date(..)"
-            }
-            Self::UnknownTimeZone => {
-                "the time zone database has no such time zone: write an IANA name, such as Europe/Berlin"
-            }
-            Self::NoTimeZoneDatabase => {
-                "there is no time zone database: install tzdata, or use the feature `time-zones-bundled`"
-            }
-            Self::NoTimeZones => {
-                "time zones other than UTC need the feature `time-zones` of tower-fixed-window"
-            }
-        }
-    }
-}
-
-impl fmt::Display for QuotaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.message())
     }
 }

@@ -250,7 +250,7 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
     // So are tokens of a later window that were reserved.
     for quota in [Quota::per_minute(5), Quota::per_minute(5).from_first_request()] {
         let quotas = Quotas::from(quota.reserve_up_to(5));
-        let key = Key::from(("reserved", quota.counter().to_string()));
+        let key = Key::from(("reserved", quota.counter()));
         let limit = limiter(&store, "refunds", quotas);
         let charge = Charge::new(Account::new(&scope, &quotas, &key), 5);
         clock.set_ms(NOW_MS + 86_400_000);

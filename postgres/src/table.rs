@@ -97,7 +97,7 @@ impl<'a> Names<'a> {
     fn of(counters: impl Iterator<Item = &'a CounterId> + Clone) -> Self {
         Self {
             scopes: counters.clone().map(|counter| &*counter.scope).collect(),
-            keys: counters.clone().map(|counter| counter.key.readable().to_string()).collect(),
+            keys: counters.clone().map(|counter| counter.key.readable()).collect(),
             windows: counters.map(|counter| &*counter.window).collect(),
         }
     }
@@ -161,7 +161,7 @@ impl Counters for Table {
         // A reset that was done late would take the counts of others with it. So the connection is
         // checked before, and it is sent once.
         self.read_row(&Names::of([].iter())).await?;
-        let key = key.readable().to_string();
+        let key = key.readable();
         let params: [Param<'_>; 2] = [(&scope, Type::TEXT), (&key, Type::TEXT)];
         self.link.ask(&format!("SELECT {}tfw_reset($1, $2)", self.of), &params).await?;
         Ok(())

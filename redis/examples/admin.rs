@@ -75,7 +75,7 @@ impl Managed {
         let refused = self.limiter.refused().into_iter().flat_map(|refused| refused.keys);
         let own = self.limiter.key_quotas().into_iter().map(|(key, _, _)| key);
         let mut listed = refused.map(|client| client.key).chain(near).chain(own);
-        match listed.find(|key| key.readable().to_string() == text) {
+        match listed.find(|key| key.readable() == text) {
             Some(key) => Ok(key),
             None => (self.read_key)(text).map_err(bad_request),
         }
@@ -92,7 +92,7 @@ impl Managed {
         changes.retain(|_, (_, until)| *until > SystemTime::now());
         let own =
             self.limiter.key_quotas().into_iter().map(|(key, quotas, until)| {
-                (key.readable().to_string(), (quotas.to_string(), until))
+                (key.readable(), (quotas.to_string(), until))
             });
         own.chain(changes.clone()).collect()
     }
@@ -152,7 +152,7 @@ async fn refused(State(limit): Shared) -> Json<Value> {
     let refused = limit.limiter.refused().into_iter();
     let keys = refused.flat_map(|refused| refused.keys).map(|client| {
         json!({
-            "key": client.key.readable().to_string(),
+            "key": client.key.readable(),
             "count": client.count,
             "share": client.share,
             "quota": client.quota.to_string(),
@@ -178,7 +178,7 @@ async fn near(State(limit): Shared) -> Json<Value> {
     let near = limit.near.lock().unwrap();
     let keys = near.iter().filter(|(_, _, reset)| *reset > SystemTime::now());
     let keys = keys.map(|(key, quota, reset)| {
-        let key = key.readable().to_string();
+        let key = key.readable();
         json!({ "key": key, "quota": quota.to_string(), "reset": seconds(*reset) })
     });
     Json(keys.collect())
@@ -227,7 +227,7 @@ async fn show_key(State(limit): Shared, Path(text): Path<String>) -> Result<Json
             "reset": seconds(usage.reset_at()),
         })
     });
-    let key = key.readable().to_string();
+    let key = key.readable();
     Ok(Json(json!({
         "usage": usage.collect::<Value>(),
         "exception_until": limit.changes().get(&key).map(|(_, until)| seconds(*until)),

@@ -1,6 +1,6 @@
 //! [`Key`] and its encoding.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The key that requests are counted by. It is an opaque sequence of tagged, length-prefixed parts:
@@ -168,10 +168,17 @@ impl Key {
     /// use tower_fixed_window::Key;
     ///
     /// let key = Key::from((7_u64, "a/b", IpAddr::from([127, 0, 0, 1])));
-    /// assert_eq!(key.readable().to_string(), "u7,ta%2Fb,127.0.0.1");
+    /// assert_eq!(key.readable(), "u7,ta%2Fb,127.0.0.1");
     /// ```
-    pub fn readable(&self) -> impl fmt::Display + '_ {
-        Readable(self)
+    pub fn readable(&self) -> String {
+        let mut text = String::new();
+        for (tag, part) in parts(self.as_bytes()) {
+            if !text.is_empty() {
+                text.push(',');
+            }
+            write_part(&mut text, tag, part).expect("writing to a string");
+        }
+        text
     }
 
     /// Appends the parts of another key.
@@ -310,47 +317,33 @@ impl fmt::Debug for Key {
     }
 }
 
-struct Readable<'a>(&'a Key);
-
-impl fmt::Display for Readable<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, (tag, part)) in parts(self.0.as_bytes()).enumerate() {
-            if i > 0 {
-                f.write_str(",")?;
-            }
-            match (tag, part.len()) {
-                (tag::TEXT, _) => {
-                    f.write_str("t")?;
-                    write_percent_encoded(f, part)?;
+fn write_part(text: &mut String, tag: u8, part: &[u8]) -> fmt::Result {
+    match (tag, part.len()) {
+        (tag::TEXT, _) => {
+            text.push('t');
+            part.iter().try_for_each(|&byte| match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'@' | b'-' => {
+                    text.write_char(byte.into())
                 }
-                (tag::UNSIGNED | tag::NEGATIVE, 8) => {
-                    let number = u64::from_be_bytes(part.try_into().expect("eight bytes"));
-                    write!(f, "{}{number}", char::from(tag))?;
-                }
-                (tag::IPV4, 4) => write!(f, "{}.{}.{}.{}", part[0], part[1], part[2], part[3])?,
-                (tag::IPV6, 1..=17) => {
-                    let mut octets = [0; 16];
-                    octets[..part.len() - 1].copy_from_slice(&part[1..]);
-                    // No other part has colons, so an IPv6 address needs no tag.
-                    write!(f, "{}_{}", Ipv6Addr::from(octets), part[0])?;
-                }
-                _ => {
-                    write!(f, "{}", char::from(tag))?;
-                    part.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
-                }
-            }
+                _ => write!(text, "%{byte:02X}"),
+            })
         }
-        Ok(())
+        (tag::UNSIGNED | tag::NEGATIVE, 8) => {
+            let number = u64::from_be_bytes(part.try_into().expect("eight bytes"));
+            write!(text, "{}{number}", char::from(tag))
+        }
+        (tag::IPV4, 4) => write!(text, "{}.{}.{}.{}", part[0], part[1], part[2], part[3]),
+        (tag::IPV6, 1..=17) => {
+            let mut octets = [0; 16];
+            octets[..part.len() - 1].copy_from_slice(&part[1..]);
+            // No other part has colons, so an IPv6 address needs no tag.
+            write!(text, "{}_{}", Ipv6Addr::from(octets), part[0])
+        }
+        _ => {
+            text.push(tag.into());
+            part.iter().try_for_each(|byte| write!(text, "{byte:02x}"))
+        }
     }
-}
-
-fn write_percent_encoded(f: &mut fmt::Formatter<'_>, text: &[u8]) -> fmt::Result {
-    text.iter().try_for_each(|&byte| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'@' | b'-' => {
-            write!(f, "{}", char::from(byte))
-        }
-        _ => write!(f, "%{byte:02X}"),
-    })
 }
 
 impl From<&Key> for Key {

@@ -5,7 +5,7 @@ use std::fmt;
 #[cfg(feature = "saved")]
 use std::ops::RangeInclusive;
 
-use super::QuotaError;
+use super::FIRST_DAY;
 use super::zone::{RecentWindows, Zone};
 
 const DAY: i64 = super::DAY_MS as i64;
@@ -307,7 +307,7 @@ impl Period {
         matches!(self, Self::Day | Self::Week(Weekday::Monday) | Self::Month(1) | Self::Year(1, 1))
     }
 
-    pub(super) const fn validated(self) -> Result<Self, QuotaError> {
+    pub(super) const fn validated(self) -> Result<Self, &'static str> {
         let exists = match self {
             Self::Day | Self::Week(_) => true,
             Self::Month(day) => 1 <= day && day <= 31,
@@ -318,7 +318,7 @@ impl Period {
                     && day as i64 <= days_in_month(2_000, month as i64)
             }
         };
-        if exists { Ok(self) } else { Err(QuotaError::FirstDay) }
+        if exists { Ok(self) } else { Err(FIRST_DAY) }
     }
 
     /// The same period from another day on.

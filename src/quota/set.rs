@@ -3,7 +3,7 @@
 use std::fmt;
 use std::slice;
 
-use super::{Quota, QuotaError};
+use super::Quota;
 
 /// One to four quotas that are charged together, all or none.
 ///
@@ -61,19 +61,22 @@ impl Quotas {
     pub const fn and(self, quota: Quota) -> Self {
         match self.try_and(quota) {
             Ok(quotas) => quotas,
-            Err(error) => panic!("{}", error.message()),
+            Err(error) => panic!("{}", error),
         }
     }
 
-    pub(super) const fn try_and(mut self, quota: Quota) -> Result<Self, QuotaError> {
+    pub(super) const fn try_and(mut self, quota: Quota) -> Result<Self, &'static str> {
+        const EQUAL_WINDOWS: &str = "two quotas of one set have the same window and anchor and \
+            would be one counter: keep the smaller";
+
         let len = self.len as usize;
         if len == Self::MAX {
-            return Err(QuotaError::TooMany);
+            return Err("a set holds at most 4 quotas: stack a second layer for more");
         }
         let mut i = 0;
         while i < len {
             if self.quotas[i].same_counter(&quota) {
-                return Err(QuotaError::EqualWindows);
+                return Err(EQUAL_WINDOWS);
             }
             i += 1;
         }

@@ -6,7 +6,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::calendar::{Calendar, Period, Weekday};
-use super::{Anchor, DAY_MS, MONDAY_MS, Plan, Quota, QuotaError, Quotas, WEEK_MS};
+use super::{
+    Anchor, CALENDAR_ANCHOR, DAY_MS, LIMIT_TOO_LARGE, MONDAY_MS, NOT_A_CALENDAR, Plan, Quota, Quotas,
+    WEEK_MS, WINDOW_TOO_LONG,
+};
 
 /// Units, longest first, with the names that are parsed. A unit alone is printed by its first name,
 /// several by its last.
@@ -114,6 +117,7 @@ const ONCE: [&str; 5] = [
     "a calendar has one time zone: keep one of the two after \"in\"",
 ];
 const AN_OPTION: &str = "a comma, the end, or one of staggered, from-first-request, starting-at=, rollover-up-to=, reserve-up-to=, from, in";
+const CAPACITY: &str = "a rollover capacity is at least the limit and, with what may be reserved, at most 2^53 - 1";
 const A_NUMBER: &str = "a whole number of at most 2^53 - 1";
 
 /// The words of a quota, and the text that they are parts of, for the column of an error.
@@ -155,7 +159,7 @@ impl<'a> Words<'a> {
             None => self.span(first, ", day, week, month or year")?,
         };
         let mut quota = Quota::try_new(limit, window).map_err(|error| {
-            let is_limit = error == QuotaError::LimitTooLarge;
+            let is_limit = error == LIMIT_TOO_LARGE;
             self.error(if is_limit { limited } else { first }, error)
         })?;
         if let Some(period) = period {
@@ -187,7 +191,7 @@ impl<'a> Words<'a> {
                 _ => kind == 0 && matches!(quota.anchor, Anchor::Calendar(_)),
             };
             if is_fixed {
-                return Err(self.error(word, QuotaError::CalendarAnchor));
+                return Err(self.error(word, CALENDAR_ANCHOR));
             }
             match option {
                 "staggered" => quota = quota.staggered(),
@@ -206,17 +210,15 @@ impl<'a> Words<'a> {
                         "in" => quota.in_named_zone(value),
                         _ => quota.starting_on(self.first_day(value)?),
                     };
-                    quota = on_calendar.map_err(|error| match error {
-                        QuotaError::NotACalendar | QuotaError::CalendarAnchor => {
-                            self.error(word, error)
-                        }
-                        error => self.error(value, error),
+                    quota = on_calendar.map_err(|error| {
+                        let is_of_word = [NOT_A_CALENDAR, CALENDAR_ANCHOR].contains(&error);
+                        self.error(if is_of_word { word } else { value }, error)
                     })?;
                 }
             }
             let sum = quota.capacity.saturating_add(quota.max_reserved);
             if quota.capacity < quota.limit || sum > Quota::MAX_TOKENS {
-                return Err(self.error(word, QuotaError::Capacity));
+                return Err(self.error(word, CAPACITY));
             }
         }
     }
@@ -252,7 +254,7 @@ impl<'a> Words<'a> {
             self.expected(unit, &format!("a unit: ms, s, minute, hour{more_units}"))
         })?;
         let millis = count.checked_mul(millis).map(Duration::from_millis);
-        millis.ok_or_else(|| self.error(word, QuotaError::WindowTooLong))
+        millis.ok_or_else(|| self.error(word, WINDOW_TOO_LONG))
     }
 
     /// Parses digits, perhaps with `_` between them.
@@ -277,7 +279,7 @@ impl<'a> Words<'a> {
 impl fmt::Display for Quota {
     /// Writes the form that is parsed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Rate { limit: self.limit, window: self.window, period: self.period() }.fmt(f)?;
+        f.write_str(&rate(self.limit, self.window, self.period()))?;
         let aligned = if self.window == WEEK_MS { MONDAY_MS } else { 0 };
         match self.anchor {
             Anchor::Grid { offset, .. } if offset == aligned => {}
@@ -308,29 +310,17 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Limit and window only, for clients.
-pub(crate) struct Rate {
-    pub(crate) limit: u64,
-    /// Milliseconds.
-    pub(crate) window: u64,
-    /// [`Quota::period`]
-    pub(crate) period: usize,
-}
-
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { limit, window, period } = *self;
-        if period > 0 {
-            return write!(f, "{limit}/{}", Period::NAMES[period - 1]);
-        }
-        let (unit, names) = UNITS
-            .into_iter()
-            .find(|(unit, _)| window % unit == 0)
-            .expect("every window is whole milliseconds");
-        match window / unit {
-            1 => write!(f, "{limit}/{}", names[0]),
-            n => write!(f, "{limit}/{n}{}", names[names.len() - 1]),
-        }
+/// Limit and window only, for clients. `period` as [`Quota::period`] returns it.
+pub(crate) fn rate(limit: u64, window_ms: u64, period: usize) -> String {
+    if period > 0 {
+        return format!("{limit}/{}", Period::NAMES[period - 1]);
+    }
+    let mut units = UNITS.into_iter();
+    let (unit, names) =
+        units.find(|(unit, _)| window_ms % unit == 0).expect("every window is whole milliseconds");
+    match window_ms / unit {
+        1 => format!("{limit}/{}", names[0]),
+        n => format!("{limit}/{n}{}", names[names.len() - 1]),
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::{PoisonError, RwLock};
 #[cfg(feature = "time-zones")]
 use jiff::tz::{self, TimeZone};
 
-use super::{FNV_1A, QuotaError, fnv_1a};
+use super::{FNV_1A, fnv_1a};
 
 const DAY: i64 = super::DAY_MS as i64;
 /// More than any clock is away from UTC.
@@ -50,7 +50,7 @@ impl Zone {
     pub(super) const UTC: Self = Self(None);
 
     /// An IANA name in upper or lower case.
-    pub(super) fn named(name: &str) -> Result<Self, QuotaError> {
+    pub(super) fn named(name: &str) -> Result<Self, &'static str> {
         if name.eq_ignore_ascii_case("UTC") {
             return Ok(Self::UTC);
         }
@@ -211,13 +211,18 @@ struct Rules(TimeZone);
 
 #[cfg(feature = "time-zones")]
 impl Rules {
-    fn named(name: &str) -> Result<(Self, String), QuotaError> {
+    fn named(name: &str) -> Result<(Self, String), &'static str> {
+        const NO_DATABASE: &str = "there is no time zone database: install tzdata, or use the \
+            feature `time-zones-bundled`";
+        const UNKNOWN: &str = "the time zone database has no such time zone: write an IANA name, \
+            such as Europe/Berlin";
+
         let database = tz::db();
         let found = database.get(name).ok().filter(|zone| !zone.is_unknown());
         match found.map(|zone| (zone.iana_name().map(str::to_owned), zone)) {
             Some((Some(spelled), zone)) => Ok((Self(zone), spelled)),
-            _ if database.is_definitively_empty() => Err(QuotaError::NoTimeZoneDatabase),
-            _ => Err(QuotaError::UnknownTimeZone),
+            _ if database.is_definitively_empty() => Err(NO_DATABASE),
+            _ => Err(UNKNOWN),
         }
     }
 
@@ -245,8 +250,8 @@ fn timestamp(at: i64) -> jiff::Timestamp {
 
 #[cfg(not(feature = "time-zones"))]
 impl Rules {
-    fn named(_: &str) -> Result<(Self, String), QuotaError> {
-        Err(QuotaError::NoTimeZones)
+    fn named(_: &str) -> Result<(Self, String), &'static str> {
+        Err("time zones other than UTC need the feature `time-zones` of tower-fixed-window")
     }
 
     fn offset(&self, _: i64) -> i64 {

@@ -130,11 +130,11 @@ pub trait Counters: Send + Sync + 'static {
 /// use tower_fixed_window::Quota;
 /// use tower_fixed_window::store::CounterId;
 ///
-/// let window = Quota::per_minute(5).counter().to_string().into();
+/// let window = Quota::per_minute(5).counter().into();
 /// let id = CounterId { scope: "login".into(), key: "alice".into(), window };
 /// assert_eq!((&*id.scope, &*id.window), ("login", "60000+0"));
 /// assert_eq!(id.key.as_bytes(), b"t\x05alice");
-/// assert_eq!(id.key.readable().to_string(), "talice");
+/// assert_eq!(id.key.readable(), "talice");
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct CounterId {

@@ -142,8 +142,8 @@ impl Faulty {
 
     fn id(&self, account: &Account<'_>, quota: &Quota) -> String {
         let scope = account.scope().name();
-        let key = account.key().readable().to_string();
-        let counter = quota.counter().to_string();
+        let key = account.key().readable();
+        let counter = quota.counter();
         let position = account.quotas().into_iter().position(|other| other == quota);
         match self.fault {
             Fault::FindsByLimit => format!("{scope} {key} {counter} {}", quota.limit()),
@@ -242,7 +242,7 @@ impl Faulty {
             return decision;
         }
         if !writes.is_empty() {
-            let counters = account.quotas().into_iter().map(|quota| quota.counter().to_string());
+            let counters = account.quotas().into_iter().map(|quota| quota.counter());
             *lock(&self.last) = counters.collect();
         }
         for (_, quota, state) in writes {
@@ -413,7 +413,7 @@ impl Store for Faulty {
         if self.fault == Fault::ResetsForOneHandle {
             lock(&self.seen[1 - self.handle]).extend(states.clone());
         }
-        let key = key.readable().to_string();
+        let key = key.readable();
         let (scope, of_key) = (format!("{} ", scope.name()), format!("{} {key} ", scope.name()));
         let pattern = format!("{scope}{}", key.replace("%2A", ""));
         match self.fault {

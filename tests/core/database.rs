@@ -15,7 +15,7 @@ use crate::simulated_server::TURN;
 type Id = (String, Key, String);
 
 fn id(account: &Account<'_>, quota: &Quota) -> Id {
-    (account.scope().name().to_owned(), account.key().clone(), quota.counter().to_string())
+    (account.scope().name().to_owned(), account.key().clone(), quota.counter())
 }
 
 /// A database that can charge several limits in one step, or in turns only; then each scope is on a

@@ -221,7 +221,7 @@ fn a_calendar_is_printed_as_it_is_read_and_known_by_its_windows() {
     ] {
         assert_eq!(quota.to_string(), text);
         assert_eq!(text.parse(), Ok(quota), "{text}");
-        assert_eq!(quota.counter().to_string(), counter);
+        assert_eq!(quota.counter(), counter);
         let json = serde_json::to_string(&quota).expect("text");
         assert_eq!(serde_json::from_str::<Quota>(&json).expect("text"), quota);
     }

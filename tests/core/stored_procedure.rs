@@ -33,7 +33,7 @@ impl Row {
         while starts.len() < STARTS {
             starts.push(window_at(account, quota, starts[starts.len() - 1]).end);
         }
-        Self { counter: quota.counter().to_string(), limit: quota.limit() as i64, starts }
+        Self { counter: quota.counter(), limit: quota.limit() as i64, starts }
     }
 
     /// The index of the window at an instant.

@@ -61,12 +61,12 @@ impl Store for Counts {
 type Map = HashMap<(String, Key), HashMap<String, State>>;
 
 fn get(states: &HashMap<String, State>, quota: &Quota) -> Option<State> {
-    states.get(&quota.counter().to_string()).copied()
+    states.get(&quota.counter()).copied()
 }
 
 fn put<'a>(
     states: &mut HashMap<String, State>,
     writes: impl IntoIterator<Item = (&'a Quota, State)>,
 ) {
-    states.extend(writes.into_iter().map(|(quota, state)| (quota.counter().to_string(), state)));
+    states.extend(writes.into_iter().map(|(quota, state)| (quota.counter(), state)));
 }

@@ -102,7 +102,7 @@ impl Store for Told {
 }
 
 fn domain(key: &Key) -> usize {
-    usize::from(key.readable().to_string() != "u0")
+    usize::from(key.readable() != "u0")
 }
 
 const PAUSE: Duration = Duration::from_millis(250);

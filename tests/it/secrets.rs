@@ -32,7 +32,7 @@ impl Spy {
     fn see(&self, scope: &Scope, key: &Key) {
         let mut seen = self.seen.lock().expect("no panic");
         seen.extend_from_slice(key.as_bytes());
-        seen.extend_from_slice(key.readable().to_string().as_bytes());
+        seen.extend_from_slice(key.readable().as_bytes());
         seen.extend_from_slice(scope.name().as_bytes());
     }
 }

@@ -17,7 +17,7 @@ struct Model(HashMap<(String, Key, String), State>);
 impl Model {
     fn id(account: &Account<'_>, quota: &Quota) -> (String, Key, String) {
         let scope = account.scope().name().to_owned();
-        (scope, account.key().clone(), quota.counter().to_string())
+        (scope, account.key().clone(), quota.counter())
     }
 
     fn charge(&mut self, charge: Charge<'_>, now: u64) -> Decision {

@@ -120,7 +120,7 @@ async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
                 };
                 let name = format!("tfw1:{{{bad}:tann}}");
                 let of = quotas.iter().find(|(name, _)| *name == bad).expect("one of them").1;
-                let counter = of.as_ref()[0].counter().to_string();
+                let counter = of.as_ref()[0].counter();
                 match field {
                     Some(field) => server.ask::<()>(&["HSET", &name, &counter, field]),
                     None => server.ask::<()>(&["SET", &name, "a text"]),

@@ -285,7 +285,7 @@ async fn cross_format<S: Store>(with: impl Fn(RedisStore) -> S) {
         let clock = ManualClock::at_ms(now);
         let (mut pair, key) = (Pair::new(&connection, seed, &clock, &with), Key::from(seed));
         let mut quota = some_quota(&mut rng);
-        let (name, field) = (format!("{seed}:tfw1:{{cross:u{seed}}}"), quota.counter().to_string());
+        let (name, field) = (format!("{seed}:tfw1:{{cross:u{seed}}}"), quota.counter());
         for step in 0..STEPS {
             now = match rng.u8(..8) {
                 0 => now + rng.u64(..length),

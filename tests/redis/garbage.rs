@@ -33,7 +33,7 @@ async fn a_field_with_an_impossible_number_is_that_keys_own_failure() {
     values.push(format!("1@0-{long}#1"));
     let limiter = Quota::per_day(1).name("bad").store(store(&server.url()));
     for quotas in all_quotas() {
-        let field = quotas.as_ref()[0].counter().to_string();
+        let field = quotas.as_ref()[0].counter();
         let limiter = limiter.with_quotas(quotas);
         for value in &values {
             server.ask::<u64>(&["HSET", "tfw1:{bad:tann}", &field, value]);

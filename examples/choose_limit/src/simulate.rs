@@ -76,7 +76,7 @@ pub(crate) fn second(quota: &Quota) -> Option<Quota> {
 
 impl Simulation {
     pub(crate) fn new(mut quotas: Vec<Quota>) -> Self {
-        let counter = |quota: &Quota| quota.counter().to_string();
+        let counter = |quota: &Quota| quota.counter();
         quotas.sort_by_key(|quota| (quota.window(), counter(quota), quota.limit()));
         quotas.dedup();
         let mut grids = Vec::new();

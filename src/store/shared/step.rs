@@ -72,7 +72,7 @@ impl Step {
         let mut text = |quota: &Quota| {
             let known = texts.iter().find(|(of, _)| of.same_counter(quota));
             known.map(|(_, text)| Arc::clone(text)).unwrap_or_else(|| {
-                let text = Arc::from(quota.counter().to_string());
+                let text = Arc::from(quota.counter());
                 texts.push((*quota, Arc::clone(&text)));
                 text
             })

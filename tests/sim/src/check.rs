@@ -124,7 +124,7 @@ fn windows(plan: &Plan, line: &Line, decision: &Decision) -> Vec<(String, i64, i
     let of = |(quota, standing): (&Quota, &Usage)| {
         let end = standing.reset_at().duration_since(UNIX_EPOCH).expect("after it");
         let (end, length) = (end.as_millis() as i64, standing.window().as_millis() as i64);
-        (quota.counter().to_string(), end - length, length)
+        (quota.counter(), end - length, length)
     };
     quotas.zip(decision.usage()).map(of).collect()
 }
@@ -206,7 +206,7 @@ impl<'a> Check<'a> {
                 for (name, line) in names.iter().zip(&ask.lines) {
                     if self.keys.insert(name.clone().into_bytes(), line).is_none() {
                         let quotas = self.plan.limits[line.limit].quotas(&line.key).into_iter();
-                        let fields = quotas.map(|quota| (quota.counter().to_string(), *quota));
+                        let fields = quotas.map(|quota| (quota.counter(), *quota));
                         self.fields.insert(name.clone().into_bytes(), fields.collect());
                     }
                 }
@@ -871,7 +871,7 @@ impl<'a> Check<'a> {
         let mut unreturned = Vec::new();
         let mut taken = BTreeMap::<&str, i64>::new();
         for ((_, name, (field, _)), change) in &self.changes {
-            if *field == self.first_quota(self.keys[name.as_bytes()]).counter().to_string() {
+            if *field == self.first_quota(self.keys[name.as_bytes()]).counter() {
                 *taken.entry(name).or_default() += change;
             }
         }
@@ -896,7 +896,7 @@ impl<'a> Check<'a> {
                 continue;
             };
             let quota = self.first_quota(line);
-            let (first, length) = (quota.counter().to_string(), quota.window().as_millis() as i64);
+            let (first, length) = (quota.counter(), quota.window().as_millis() as i64);
             // A clock that steps forward meanwhile may end the window.
             let while_returned = |at: i64| at > ended && at <= ended + 1_000_000;
             let ahead = self.steps.iter().filter(|(at, by)| *by > 0 && while_returned(*at));
