@@ -11,7 +11,7 @@ use tower::util::option_layer;
 use tower_fixed_window::{FixedWindowLayer, Plan, Quota, Quotas};
 
 const BUILT_IN: &str = r#"
-login = { limit = 5, window = "minute" }
+login = "5/minute"
 search = "30/minute, 1_000 per hour"
 internal = "unlimited"
 "#;
