@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // By default, no proxy is trusted, and the peer is the client.
     let trusted = trusted.split(',').map(str::trim).filter(|network| !network.is_empty());
     let client = client_ip()
-        .try_trusting(trusted)?
+        .trusting(trusted)
         .from_header(source.parse::<axum::http::HeaderName>()?)
         .ipv6_prefix(prefix);
 

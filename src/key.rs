@@ -11,7 +11,7 @@ mod ip;
 
 #[cfg(feature = "client-ip")]
 #[cfg_attr(docsrs, doc(cfg(feature = "client-ip")))]
-pub use client::{ClientIp, InvalidNetwork, client_ip};
+pub use client::{ClientIp, client_ip};
 pub use encoding::Key;
 pub(crate) use extractor::route;
 pub use extractor::{KeyExtractor, MissingKey, extension, header, key_fn, matched_path};

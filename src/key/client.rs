@@ -1,6 +1,5 @@
 //! The client's address behind proxies.
 
-use std::error::Error;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -67,46 +66,27 @@ impl ClientIp {
     ///
     /// # Panics
     /// If an entry is not a network, or contains every address; or after
-    /// [`trusting_hops`](Self::trusting_hops). For networks from a configuration file, use
-    /// [`try_trusting`](Self::try_trusting).
+    /// [`trusting_hops`](Self::trusting_hops). To return an error for an entry of a configuration
+    /// file, parse it as `ipnet::IpNet` or `IpAddr` first.
     #[track_caller]
-    pub fn trusting(self, networks: impl IntoNetworks) -> Self {
-        match self.try_trusting(networks) {
-            Ok(this) => this,
+    pub fn trusting(mut self, networks: impl IntoNetworks) -> Self {
+        let networks = match networks.parse() {
+            Ok(networks) => networks,
             Err(error) => panic!("client_ip().trusting(..): {error}"),
-        }
-    }
-
-    /// The same as [`trusting`](Self::trusting), for networks from a configuration file.
-    ///
-    /// # Errors
-    /// If an entry is not a network, or contains every address.
-    ///
-    /// # Panics
-    /// After [`trusting_hops`](Self::trusting_hops).
-    ///
-    /// ```
-    /// use tower_fixed_window::key::client_ip;
-    ///
-    /// assert!(client_ip().try_trusting("10.0.0.0/8,192.0.2.1".split(',')).is_ok());
-    /// let error = client_ip().try_trusting(["10.0.0/8"]).unwrap_err();
-    /// assert!(error.to_string().starts_with(r#""10.0.0/8" is not a network: write"#));
-    /// ```
-    #[track_caller]
-    pub fn try_trusting(mut self, networks: impl IntoNetworks) -> Result<Self, InvalidNetwork> {
-        let networks = networks.parse()?;
+        };
         if let Some(network) = networks.iter().find(|network| network.prefix_len() == 0) {
-            return Err(InvalidNetwork(format!(
-                "{network} contains every address, so that every client could forge its own: list \
-                 the proxies, or if their addresses are unknown, write .trusting_hops(1)"
-            )));
+            panic!(
+                "client_ip().trusting(..): {network} contains every address, so that every client \
+                 could forge its own: list the proxies, or if their addresses are unknown, write \
+                 .trusting_hops(1)"
+            );
         }
         match &mut self.trust {
             Trust::None => self.trust = Trust::Networks(networks),
             Trust::Networks(trusted) => trusted.extend(networks),
             Trust::Hops(_) => panic!("{ONE_WAY}"),
         }
-        Ok(self)
+        self
     }
 
     /// Trusts the last `hops` hops, whatever their addresses: 0 trusts none, 1 trusts the peer, 2
@@ -186,8 +166,7 @@ impl ClientIp {
     /// the networks of your proxies out of this list.
     ///
     /// # Panics
-    /// If an entry is not a network. Parse the entries of a configuration file first, as
-    /// `ipnet::IpNet` or `IpAddr`, which returns an error.
+    /// If an entry is not a network.
     #[track_caller]
     pub fn is_in(self, networks: impl IntoNetworks) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
         let networks = match networks.parse() {
@@ -246,7 +225,7 @@ impl KeyExtractor for ClientIp {
 )]
 pub trait IntoNetworks {
     #[doc(hidden)]
-    fn parse(self) -> Result<Vec<IpNet>, InvalidNetwork>;
+    fn parse(self) -> Result<Vec<IpNet>, String>;
 }
 
 #[diagnostic::do_not_recommend]
@@ -255,7 +234,7 @@ where
     I: IntoIterator,
     I::Item: fmt::Display,
 {
-    fn parse(self) -> Result<Vec<IpNet>, InvalidNetwork> {
+    fn parse(self) -> Result<Vec<IpNet>, String> {
         self.into_iter().map(|text| parse(&text.to_string())).collect()
     }
 }
@@ -265,22 +244,22 @@ fn contains(networks: &[IpNet], address: IpAddr) -> bool {
     networks.iter().any(|network| network.contains(&address))
 }
 
-fn parse(text: &str) -> Result<IpNet, InvalidNetwork> {
+fn parse(text: &str) -> Result<IpNet, String> {
     let network = parse_strictly(text.trim()).ok_or_else(|| {
-        InvalidNetwork(format!(
+        format!(
             "{text:?} is not a network: write one such as \"10.0.0.0/8\" or \"2001:db8::/32\", or a \
              single address such as \"192.0.2.1\""
-        ))
+        )
     })?;
     let IpNet::V6(v6) = network else { return Ok(network) };
     let mapped = [v6.addr(), v6.broadcast()].into_iter().find_map(|end| end.to_ipv4_mapped());
     match (mapped, v6.prefix_len().checked_sub(96)) {
         (None, _) => Ok(network),
         (Some(address), Some(len)) => Ok(Ipv4Net::new_assert(address, len).into()),
-        (Some(_), None) => Err(InvalidNetwork(format!(
+        (Some(_), None) => Err(format!(
             "{text:?} would never match, since IPv4-mapped addresses are compared as IPv4: write the \
              network of IPv4, such as \"10.0.0.0/8\""
-        ))),
+        )),
     }
 }
 
@@ -292,16 +271,3 @@ fn parse_strictly(text: &str) -> Option<IpNet> {
     let len = prefix.parse::<u8>().ok().filter(|len| len.to_string() == prefix)?;
     IpNet::new(address.parse().ok()?, len).ok()
 }
-
-/// The error for text that is not a network, or for a network that can't be trusted. `Display`
-/// shows what to write: see [`ClientIp::try_trusting`].
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct InvalidNetwork(String);
-
-impl fmt::Display for InvalidNetwork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Error for InvalidNetwork {}
