@@ -15,5 +15,5 @@ pub use client::{ClientIp, client_ip};
 pub use encoding::Key;
 pub(crate) use extractor::route;
 pub use extractor::{KeyExtractor, MissingKey, extension, header, key_fn, matched_path};
-pub(crate) use ip::grpc;
-pub use ip::{PeerAddr, PeerIp, peer_ip};
+pub use ip::{PeerAddr, peer_ip};
+pub(crate) use ip::{PeerIp, grpc};

@@ -38,7 +38,7 @@ pub mod guide;
 /// let _ = limit().key(client_ip().trusting(["10.0.0.0/8"]));
 /// let _ = limit().key(header("x-api-key").or(peer_ip()));
 /// let _ = limit().key((peer_ip(), matched_path()));
-/// let _ = (limit().key(peer_ip().ipv6_prefix(56)), limit().key(client_ip().trusting_hops(1)));
+/// let _ = (limit().key(client_ip().ipv6_prefix(56)), limit().key(client_ip().trusting_hops(1)));
 /// let _ = limit().key_fn(|parts| {
 ///     let cookies = parts.headers.get("cookie")?.to_str().ok()?;
 ///     cookies.split("; ").find_map(|cookie| cookie.strip_prefix("sid=")).map(Key::secret)

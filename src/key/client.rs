@@ -137,14 +137,17 @@ impl ClientIp {
         self
     }
 
-    /// Sets the prefix by which IPv6 addresses count, as
-    /// [`PeerIp::ipv6_prefix`](super::PeerIp::ipv6_prefix) does.
+    /// Sets how many bits of an IPv6 address count, as in the example of [`Key`]. The default is
+    /// 64. Link-local and unique local addresses always count individually. A host has at least a
+    /// /64, and many customers have a /56 or /48. Fewer bits cover such a customer, but affect more
+    /// neighbours.
     ///
     /// # Panics
     /// If `bits` is above 128.
     #[track_caller]
     pub fn ipv6_prefix(mut self, bits: u8) -> Self {
-        self.ipv6_prefix = ip::checked_prefix(bits);
+        assert!(bits <= 128, "an IPv6 address has 128 bits, not {bits}: write .ipv6_prefix(56)");
+        self.ipv6_prefix = bits;
         self
     }
 

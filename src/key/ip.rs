@@ -30,48 +30,24 @@ pub struct PeerAddr(pub SocketAddr);
 
 /// Extracts the address of the peer: [`PeerAddr`] or, with the feature `axum`, axum's
 /// `ConnectInfo<SocketAddr>` (in tests of an app, `MockConnectInfo`). IPv6 addresses count by their
-/// /64, except [link-local and unique local ones](Key::from_ip).
+/// /64, except [link-local and unique local ones](Key::from_ip);
+/// `client_ip().ipv6_prefix(56)` sets another prefix.
 ///
 /// Behind a proxy, the peer is the proxy, so all clients share one count: use `client_ip()` there
 /// (feature `client-ip`). The log warns once if a request has a forwarding header and comes from a
 /// loopback or private address.
-pub fn peer_ip() -> PeerIp {
-    PeerIp { ipv6_prefix: IPV6_PREFIX }
+pub fn peer_ip() -> impl KeyExtractor + Copy {
+    PeerIp
 }
 
-/// The extractor returned by [`peer_ip`].
-#[derive(Clone, Copy, Debug)]
-#[must_use = "an extractor does nothing until it is given to a layer"]
-pub struct PeerIp {
-    ipv6_prefix: u8,
-}
-
-impl PeerIp {
-    /// Sets how many bits of an IPv6 address count, as in the example of [`Key`]. The default is
-    /// 64. Link-local and unique local addresses always count individually. A host has at least a
-    /// /64, and many customers have a /56 or /48. Fewer bits cover such a customer, but affect more
-    /// neighbours.
-    ///
-    /// # Panics
-    /// If `bits` is above 128.
-    #[track_caller]
-    pub fn ipv6_prefix(mut self, bits: u8) -> Self {
-        self.ipv6_prefix = checked_prefix(bits);
-        self
-    }
-}
-
-#[track_caller]
-pub(super) fn checked_prefix(bits: u8) -> u8 {
-    assert!(bits <= 128, "an IPv6 address has 128 bits, not {bits}: write .ipv6_prefix(56)");
-    bits
-}
+#[derive(Clone, Copy)]
+pub(crate) struct PeerIp;
 
 impl KeyExtractor for PeerIp {
     #[inline]
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         notice_proxy(parts);
-        key.push_ip(peer(parts)?, self.ipv6_prefix);
+        key.push_ip(peer(parts)?, IPV6_PREFIX);
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use http::request::Parts;
 
 use super::{Limiter, Limits};
 use crate::decision::{Decision, Usage};
-use crate::key::{Key, KeyExtractor, PeerIp, key_fn, peer_ip};
+use crate::key::{Key, KeyExtractor, PeerIp, key_fn};
 use crate::observe::Event;
 use crate::quota::{Plan, Quota, Quotas};
 use crate::store::Scope;
@@ -68,7 +68,7 @@ impl Limit {
             scope: Scope::unnamed(),
             quotas: quotas.into(),
             plan: None,
-            key: Arc::new(peer_ip()),
+            key: Arc::new(PeerIp),
             key_type: type_name::<PeerIp>(),
             cost: None,
             shadow: false,

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use http::Request;
-use tower_fixed_window::key::{client_ip, header, peer_ip};
+use tower_fixed_window::key::{client_ip, header};
 use tower_fixed_window::store::Scope;
 use tower_fixed_window::testing::ask;
 use tower_fixed_window::{
@@ -84,7 +84,6 @@ const MISTAKES: &[Mistake] = &[
     (line!(), || { let store = MemoryStore::new(); made(store.clone().clock(ManualClock::at_ms(0))) }),
     (line!(), || made(RedisStore::new("redis://127.0.0.1/").expect("an address").prefix("{"))),
     (line!(), || made(header("X-Api-Key"))),
-    (line!(), || made(peer_ip().ipv6_prefix(129))),
     (line!(), || made(client_ip().ipv6_prefix(129))),
     (line!(), || made(client_ip().trusting(["10.0.0/8"]))),
     (line!(), || made(client_ip().trusting_hops(1).trusting(["10.0.0.0/8"]))),

@@ -68,7 +68,6 @@ pub(crate) fn table() -> String {
         OwnedCharge,
         ParseQuotaError,
         PeerAddr,
-        PeerIp,
         Plan,
         ProblemJson,
         Quota,
