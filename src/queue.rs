@@ -118,11 +118,8 @@ impl Drop for OfKey {
     }
 }
 
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Counter {
-    pub(crate) limit: usize,
-    pub(crate) key: Key,
-}
+/// The position of the limit, and the key.
+type Counter = (usize, Key);
 
 /// The quotas that decide a request's charge, in the order of its counters.
 pub(crate) type Terms = Arc<[Quotas]>;

@@ -195,8 +195,6 @@ pub(super) struct KeyQuotas {
     own: HashMap<Key, (Plan, End), RandomState>,
     ends: BTreeMap<End, Key>,
     set: u64,
-    /// If more have ended than were removed: until when.
-    ended: Option<i64>,
 }
 
 /// The instant, and how many were set before.
@@ -204,8 +202,7 @@ type End = (i64, u64);
 
 impl KeyQuotas {
     fn get(&self, key: &Key) -> Option<Plan> {
-        let (quotas, (until, _)) = self.own.get(key)?;
-        self.ended.is_none_or(|ended| *until > ended).then_some(*quotas)
+        self.own.get(key).map(|(quotas, _)| *quotas)
     }
 
     /// The first to end first.
@@ -219,10 +216,6 @@ impl KeyQuotas {
     }
 
     pub(super) fn set(&mut self, key: Key, quotas: Plan, until: i64) {
-        // Those that have ended are told by their ends. After a clock's step back, this is one too.
-        while let Some(ended) = self.ended.filter(|ended| until <= *ended) {
-            self.end(ended);
-        }
         self.set += 1;
         let end = (until, self.set);
         if let Some((_, before)) = self.own.insert(key.clone(), (quotas, end)) {
@@ -237,22 +230,13 @@ impl KeyQuotas {
         }
     }
 
-    /// Returns how many were removed: not all at once, since a request waits for this.
+    /// Returns how many have ended.
     fn end(&mut self, now: i64) -> usize {
-        const MOST: usize = 64;
-
-        let is_due = |end: &End| end.0 <= now;
-        for removed in 0..MOST {
-            let Some(first) = self.ends.first_entry().filter(|first| is_due(first.key())) else {
-                // After a clock's step back, those that had ended are not due.
-                let next = self.ends.keys().next().map(|(until, _)| *until);
-                self.ended = self.ended.filter(|ended| next.is_some_and(|next| next <= *ended));
-                return removed;
-            };
+        let before = self.ends.len();
+        while let Some(first) = self.ends.first_entry().filter(|first| first.key().0 <= now) {
             self.own.remove(&first.remove());
         }
-        self.ended = self.ended.max(Some(now));
-        MOST
+        before - self.ends.len()
     }
 }
 

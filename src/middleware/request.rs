@@ -32,6 +32,7 @@ use crate::decision::{Decision, Ruling};
 use crate::key::Key;
 use crate::limits::{ChargedLine, Limits, Receipt, ReceiptLine, observe};
 use crate::observe::Event;
+use crate::queue::Place;
 use crate::quota::Quotas;
 #[cfg(feature = "tracing")]
 use crate::store::AnyStore;
@@ -42,7 +43,6 @@ mod correction;
 mod waiting;
 
 use correction::{Actual, AsideCharge, PendingDecision};
-use waiting::InQueue;
 
 pub(crate) struct LimitedRequest {
     pub(super) current: Arc<Current>,
@@ -73,7 +73,7 @@ struct Rare {
     /// A charge in flight.
     asked: Option<PendingDecision>,
     /// Boxed, since it is taken for each look.
-    queued: Option<Box<InQueue>>,
+    queued: Option<Box<Place>>,
 }
 
 pub(crate) enum Next {

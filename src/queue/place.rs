@@ -19,13 +19,16 @@ pub(crate) struct Place {
     number: Option<u64>,
     /// When its charge was.
     sent: Instant,
+    /// The quotas are others than at the last look.
+    pub(crate) has_changed: bool,
     alarm: Option<Sleep>,
 }
 
 impl Place {
     pub(crate) fn new(queue: &Arc<Queue>, claim: Claim) -> Self {
         let (of_key, sent) = (queue.by_key.find_or_add(&claim), claim.arrived);
-        Self { queue: Arc::clone(queue), of_key, claim, number: None, sent, alarm: None }
+        let (queue, number, alarm) = (Arc::clone(queue), None, None);
+        Self { queue, of_key, claim, number, sent, has_changed: false, alarm }
     }
 
     /// `changed` are the request's quotas, if they are others now. Once it asks, its charge has to
@@ -101,13 +104,13 @@ impl OfKey {
     fn visit<T>(&self, queue: &Queue, change: impl FnOnce(&mut Waiting, &mut Visit<'_>) -> T) -> T {
         let mut visit = Visit::new(queue);
         let mut waiting = sync::lock(&self.waiting);
-        let before = waiting.sums.have_to_wait;
+        let before = waiting.have_to_wait;
         let changed = change(&mut waiting, &mut visit);
-        let more = waiting.sums.have_to_wait as i64 - before as i64;
+        let more = waiting.have_to_wait as i64 - before as i64;
         drop(waiting);
         if more != 0 || visit.waited.is_some() {
-            for counter in &*self.counters {
-                let observed = queue.limits.limiters()[counter.limit].scope().observe();
+            for (limit, _) in &*self.counters {
+                let observed = queue.limits.limiters()[*limit].scope().observe();
                 observed.waits(more);
                 visit.waited.into_iter().for_each(|time| observed.took(Timed::Wait, time));
             }

@@ -37,19 +37,14 @@ pub(super) struct Waiting {
     /// Their charges are in flight.
     asking: BTreeMap<u64, Box<Request>>,
     arrivals: u64,
-    pub(super) sums: Sums,
+    /// Of the requests in both maps.
+    costs: Tokens,
+    /// How many of these have to wait, by an answer.
+    pub(super) have_to_wait: u64,
     /// Some requests were not told to wait, by an answer that had room or for lack of one.
     has_unjudged: bool,
     answer: Option<LastAnswer>,
     pause: Duration,
-}
-
-/// Sums over the requests in both maps.
-#[derive(Default)]
-pub(super) struct Sums {
-    costs: Tokens,
-    /// How many have to wait, by an answer.
-    pub(super) have_to_wait: u64,
 }
 
 struct Request {
@@ -201,23 +196,6 @@ impl Request {
     }
 }
 
-impl Sums {
-    fn add(&mut self, request: &Request) {
-        self.costs.add(&request.cost);
-        self.have_to_wait += u64::from(request.has_to_wait);
-    }
-
-    fn subtract(&mut self, request: &Request) {
-        self.costs.subtract(&request.cost);
-        self.have_to_wait -= u64::from(request.has_to_wait);
-    }
-
-    fn note_waiting(&mut self, request: &mut Request) {
-        self.have_to_wait += u64::from(!request.has_to_wait);
-        request.has_to_wait = true;
-    }
-}
-
 impl Waiting {
     /// A request whose turn it is asks at once, or looks again: one look, one turn. Also returns
     /// when it has to look again.
@@ -299,18 +277,15 @@ impl Waiting {
             && first.get().next_poll <= by
         {
             let request = first.remove();
-            self.sums.subtract(&request);
+            self.subtract(&request);
             visit.wakers.extend(request.waker);
             passed = true;
         }
-        let sums = &mut self.sums;
-        self.asking.retain(|_, request| {
-            let is_polled = request.next_poll > by;
-            if !is_polled {
-                sums.subtract(request);
-            }
-            is_polled
-        });
+        while let Some((&unpolled, _)) = self.asking.iter().find(|(_, of)| of.next_poll <= by)
+            && let Some(request) = self.asking.remove(&unpolled)
+        {
+            self.subtract(&request);
+        }
         if passed {
             self.wake_next(visit);
         }
@@ -322,7 +297,7 @@ impl Waiting {
         let deadline = claim.deadline(queue);
         let mut has_to_wait = false;
         if let Some(answer) = &self.answer {
-            let others_wait = self.sums.have_to_wait > 0;
+            let others_wait = self.have_to_wait > 0;
             let tokens = self.tokens_up_to(me, claim);
             match answer.due_behind(&claim.terms, &tokens, others_wait, now) {
                 Some(due) if due <= now => {}
@@ -339,7 +314,8 @@ impl Waiting {
             has_to_wait,
             waker: None,
         };
-        self.sums.add(&request);
+        self.costs.add(&request.cost);
+        self.have_to_wait += u64::from(has_to_wait);
         self.has_unjudged |= !has_to_wait;
         self.requests.insert(me, Box::new(request));
         self.lose_last(visit);
@@ -480,7 +456,8 @@ impl Waiting {
         for (number, request) in &mut self.requests {
             tokens.add(&request.cost);
             if !request.has_to_wait {
-                self.sums.note_waiting(request);
+                self.have_to_wait += 1;
+                request.has_to_wait = true;
                 let due = answer.due_behind(&request.terms, &tokens, true, visit.now);
                 if due.is_none_or(|due| due > request.deadline + TICK) {
                     tokens.subtract(&request.cost);
@@ -494,7 +471,7 @@ impl Waiting {
 
     /// If more wait than may, since others wait again.
     fn lose_last(&mut self, visit: &mut Visit<'_>) {
-        while self.sums.have_to_wait > visit.queue.most
+        while self.have_to_wait > visit.queue.most
             && let Some((&last, _)) = self.requests.iter().rfind(|(_, one)| one.has_to_wait)
         {
             self.lose(last, visit);
@@ -504,7 +481,7 @@ impl Waiting {
     /// The request finds out when it is polled.
     fn lose(&mut self, number: u64, visit: &mut Visit<'_>) {
         if let Some(request) = self.requests.remove(&number) {
-            self.sums.subtract(&request);
+            self.subtract(&request);
             visit.wakers.extend(request.waker);
         }
     }
@@ -529,8 +506,13 @@ impl Waiting {
         }
     }
 
+    fn subtract(&mut self, request: &Request) {
+        self.costs.subtract(&request.cost);
+        self.have_to_wait -= u64::from(request.has_to_wait);
+    }
+
     fn leave(&mut self, request: &Request, visit: &mut Visit<'_>) {
-        self.sums.subtract(request);
+        self.subtract(request);
         if request.has_to_wait {
             visit.waited = Some(visit.now.saturating_duration_since(request.arrived));
         }
@@ -554,7 +536,7 @@ impl Waiting {
     /// The costs of all that come before a request, and its own.
     fn tokens_up_to(&self, me: u64, claim: &Claim) -> Tokens {
         if self.requests.last_key_value().is_none_or(|(last, _)| *last < me) {
-            let mut tokens = self.sums.costs.clone();
+            let mut tokens = self.costs.clone();
             tokens.add(&claim.cost);
             return tokens;
         }

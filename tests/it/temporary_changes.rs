@@ -351,7 +351,7 @@ fn tens_of_thousands_of_keys_have_quotas_of_their_own() {
         assert_eq!((limit(key), limit(MANY + key)), (5, 7));
     }
     clock.advance(HOUR);
-    // All have ended with the first look, though they are removed a few at a time.
+    // All have ended with the first look.
     for key in (0..MANY).rev().step_by(1_000) {
         assert_eq!((limit(key), limit(MANY + key)), (1, 7));
     }
@@ -368,7 +368,6 @@ fn tens_of_thousands_of_keys_have_quotas_of_their_own() {
     assert_eq!(limit(MANY), 1);
 }
 
-/// They are removed a few at a time.
 #[test]
 fn quotas_of_many_keys_stay_ended_when_the_clock_has_stepped_back() {
     let minutes = |minutes: u64| Duration::from_secs(60 * minutes);

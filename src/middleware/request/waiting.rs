@@ -8,15 +8,9 @@ use http::request::Parts;
 
 use super::{LimitedRequest, Next, PendingDecision, RequestLine};
 use crate::middleware::rejection::Reason;
-use crate::queue::{Claim, Counter, Place, Terms, Tokens, Turn};
+use crate::queue::{Claim, Place, Terms, Tokens, Turn};
 use crate::quota::Plan;
 use crate::sync::Instant;
-
-pub(super) struct InQueue {
-    pub(super) place: Place,
-    /// Since the last look.
-    has_changed: bool,
-}
 
 impl LimitedRequest {
     pub(super) fn may_wait(&self) -> bool {
@@ -30,7 +24,7 @@ impl LimitedRequest {
         let Some(queue) = &self.current.queue else { return Next::Call };
         let arrived = arrived.unwrap_or_else(Instant::now);
         let place = Place::new(queue, self.claim(arrived));
-        self.rare().queued = Some(Box::new(InQueue { place, has_changed: false }));
+        self.rare().queued = Some(Box::new(place));
         self.poll(parts, true, None)
     }
 
@@ -56,16 +50,15 @@ impl LimitedRequest {
                     match charge.poll(cx) {
                         Poll::Ready(answer) => answer,
                         Poll::Pending => {
-                            queued.iter_mut().for_each(|of| of.place.stay(cx));
+                            queued.iter_mut().for_each(|place| place.stay(cx));
                             break Next::Wait;
                         }
                     }
                 }
-                (None, Some(of)) => {
-                    let InQueue { place, has_changed } = &mut **of;
+                (None, Some(place)) => {
                     // First, and once: a change after this is one of the next look.
-                    *has_changed |= self.renew();
-                    if self.is_eased(*has_changed) {
+                    place.has_changed |= self.renew();
+                    if self.is_eased(place.has_changed) {
                         if !is_ready {
                             break Next::Ask;
                         }
@@ -77,7 +70,7 @@ impl LimitedRequest {
                             next => next,
                         };
                     }
-                    let changed = mem::take(has_changed).then(|| self.terms());
+                    let changed = mem::take(&mut place.has_changed).then(|| self.terms());
                     match place.look(changed, is_ready, cx.as_deref_mut()) {
                         Turn::Wait => break Next::Wait,
                         Turn::Ask if !is_ready => break Next::Ask,
@@ -99,7 +92,7 @@ impl LimitedRequest {
                 (None, None) => return Next::Wait,
             };
             asked = None;
-            if !queued.as_ref().is_some_and(|of| of.place.note(&answer)) {
+            if !queued.as_ref().is_some_and(|place| place.note(&answer)) {
                 drop(queued);
                 return self.decide(parts, answer);
             }
@@ -125,7 +118,7 @@ impl LimitedRequest {
     }
 
     fn claim(&self, arrived: Instant) -> Claim {
-        let counter = |line: &RequestLine| Counter { limit: line.limit, key: line.key.clone() };
+        let counter = |line: &RequestLine| (line.limit, line.key.clone());
         Claim {
             counters: self.lines().map(counter).collect(),
             terms: self.terms(),
