@@ -9,7 +9,7 @@ use ipnet::{IpNet, Ipv4Net};
 
 use super::encoding::{IPV6_PREFIX, Key};
 use super::extractor::{KeyExtractor, MissingKey};
-use super::hops::Source;
+use super::hops::{X_FORWARDED_FOR, visit_hops};
 use super::ip;
 
 /// Extracts the client's address, even behind proxies. If the peer is a proxy that you trust, the
@@ -29,33 +29,18 @@ use super::ip;
 /// To check a deployment, run `examples/behind_proxy.rs`: it responds with the address that it
 /// would count by.
 pub fn client_ip() -> ClientIp {
-    ClientIp { trust: Trust::None, source: Source::XForwardedFor, ipv6_prefix: IPV6_PREFIX }
+    ClientIp { networks: Vec::new(), hops: None, header: X_FORWARDED_FOR, ipv6_prefix: IPV6_PREFIX }
 }
 
 /// The extractor returned by [`client_ip`].
 #[derive(Clone, Debug)]
 #[must_use = "an extractor does nothing until it is given to a layer"]
 pub struct ClientIp {
-    trust: Trust,
-    source: Source,
+    /// Those that are trusted, unless there is a number of hops.
+    networks: Vec<IpNet>,
+    hops: Option<usize>,
+    header: HeaderName,
     ipv6_prefix: u8,
-}
-
-#[derive(Clone, Debug)]
-enum Trust {
-    None,
-    Networks(Vec<IpNet>),
-    Hops(usize),
-}
-
-impl Trust {
-    fn includes_hop(&self, address: IpAddr, between: usize) -> bool {
-        match self {
-            Self::None => false,
-            Self::Networks(networks) => contains(networks, address),
-            Self::Hops(hops) => between < *hops,
-        }
-    }
 }
 
 impl ClientIp {
@@ -81,11 +66,8 @@ impl ClientIp {
                  .trusting_hops(1)"
             );
         }
-        match &mut self.trust {
-            Trust::None => self.trust = Trust::Networks(networks),
-            Trust::Networks(trusted) => trusted.extend(networks),
-            Trust::Hops(_) => panic!("{ONE_WAY}"),
-        }
+        assert!(self.hops.is_none(), "{ONE_WAY}");
+        self.networks.extend(networks);
         self
     }
 
@@ -98,8 +80,8 @@ impl ClientIp {
     /// After [`trusting`](Self::trusting).
     #[track_caller]
     pub fn trusting_hops(mut self, hops: usize) -> Self {
-        assert!(!matches!(self.trust, Trust::Networks(_)), "{ONE_WAY}");
-        self.trust = Trust::Hops(hops);
+        assert!(self.networks.is_empty(), "{ONE_WAY}");
+        self.hops = Some(hops);
         self
     }
 
@@ -133,7 +115,7 @@ impl ClientIp {
         let Ok(name) = name.try_into() else {
             panic!("this is not a header name: write .from_header(\"cf-connecting-ip\")")
         };
-        self.source = name.into();
+        self.header = name;
         self
     }
 
@@ -183,20 +165,24 @@ impl ClientIp {
         })
     }
 
+    fn trusts(&self, hop: IpAddr, between: usize) -> bool {
+        self.hops.map_or_else(|| contains(&self.networks, hop), |hops| between < hops)
+    }
+
     /// Returns also whether every hop on the way to the address could be read.
     fn find_address(&self, parts: &Parts) -> Result<(IpAddr, bool), MissingKey> {
         let mut address = ip::peer(parts)?.to_canonical();
         let mut whole = true;
-        if self.trust.includes_hop(address, 0) {
+        if self.trusts(address, 0) {
             let mut between = 0;
-            self.source.visit_hops(&parts.headers, |hop| {
+            visit_hops(&self.header, &parts.headers, |hop| {
                 let Some(hop) = hop else {
                     whole = false;
                     return false;
                 };
                 address = hop.to_canonical();
                 between += 1;
-                self.trust.includes_hop(address, between)
+                self.trusts(address, between)
             });
             if between == 0 && whole {
                 ip::log_other_header(parts);
@@ -212,7 +198,7 @@ const ONE_WAY: &str = "client_ip() trusts by networks or by a number of hops: wr
 impl KeyExtractor for ClientIp {
     fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
         let (address, _) = self.find_address(parts)?;
-        if let Trust::None = self.trust {
+        if self.networks.is_empty() && self.hops.is_none() {
             ip::notice_proxy(parts);
         }
         key.push_ip(address, self.ipv6_prefix);

@@ -7,64 +7,38 @@
 use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use http::header::FORWARDED;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// The longest hop that is read. An IPv6 address in brackets and quotes, with a port, takes 56
 /// bytes.
 const MAX_HOP: usize = 96;
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const CLOUDFRONT: HeaderName = HeaderName::from_static("cloudfront-viewer-address");
 
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Source {
-    XForwardedFor,
-    Forwarded,
-    Single(HeaderName),
-}
-
-impl From<HeaderName> for Source {
-    fn from(name: HeaderName) -> Self {
-        if name == X_FORWARDED_FOR {
-            Self::XForwardedFor
-        } else if name == http::header::FORWARDED {
-            Self::Forwarded
-        } else {
-            Self::Single(name)
-        }
-    }
-}
-
-impl Source {
-    /// Nearest first, as long as `see` returns `true`; `None` is a hop that can't be read.
-    pub(super) fn visit_hops(
-        &self,
-        headers: &HeaderMap,
-        mut see: impl FnMut(Option<IpAddr>) -> bool,
-    ) {
-        let lines = |name| headers.get_all(name).iter().rev().map(HeaderValue::as_bytes);
-        match self {
-            Self::XForwardedFor => {
-                let hops = lines(&X_FORWARDED_FOR).flat_map(|line| line.rsplit(|&b| b == b','));
-                let _ended = hops.map(hop_address).all(&mut see);
-            }
-            Self::Forwarded => {
-                let elements =
-                    lines(&http::header::FORWARDED).flat_map(|l| unquoted_parts(l, b','));
-                let _ended = elements.map(|e| e.and_then(forwarded_for)).all(&mut see);
-            }
-            Self::Single(name) => {
-                let mut values = lines(name);
-                let address = if *name == CLOUDFRONT { address_before_port } else { hop_address };
-                // A proxy that sets this header leaves only one. If there are two, the client may
-                // have sent either.
-                match (values.next(), values.next()) {
-                    (Some(value), None) => see(address(value)),
-                    (Some(_), Some(_)) => see(None),
-                    (None, _) => true,
-                };
-            }
-        }
+/// Nearest first, as long as `see` returns `true`; `None` is a hop that can't be read.
+pub(super) fn visit_hops(
+    name: &HeaderName,
+    headers: &HeaderMap,
+    mut see: impl FnMut(Option<IpAddr>) -> bool,
+) {
+    let mut lines = headers.get_all(name).iter().rev().map(HeaderValue::as_bytes);
+    if *name == X_FORWARDED_FOR {
+        let hops = lines.flat_map(|line| line.rsplit(|&b| b == b','));
+        let _ended = hops.map(hop_address).all(see);
+    } else if *name == FORWARDED {
+        let elements = lines.flat_map(|line| unquoted_parts(line, b','));
+        let _ended = elements.map(|element| element.and_then(forwarded_for)).all(see);
+    } else {
+        let address = if *name == CLOUDFRONT { address_before_port } else { hop_address };
+        // A proxy that sets this header leaves only one. If there are two, the client may have sent
+        // either.
+        match (lines.next(), lines.next()) {
+            (Some(value), None) => see(address(value)),
+            (Some(_), Some(_)) => see(None),
+            (None, _) => true,
+        };
     }
 }
 

@@ -36,7 +36,7 @@ struct LoadedZone {
     /// A number above 0 that only this zone has, the same in each process.
     id: u64,
     name: String,
-    rules: Rules,
+    rules: TimeZone,
     /// Days that the zone's clock never showed.
     skipped: Vec<i64>,
     recent: RecentWindows,
@@ -63,8 +63,8 @@ impl Zone {
         // `Etc/GMT+12=Etc/GMT+11` has the counters of the first, and the days of the second.
         let edition = name.split_once('=').filter(|_| cfg!(feature = "testing"));
         let (zone, clock) = edition.unwrap_or((name, name));
-        let (_, spelled) = Rules::named(zone)?;
-        let (rules, _) = Rules::named(clock)?;
+        let (_, spelled) = load_rules(zone)?;
+        let (rules, _) = load_rules(clock)?;
         let found_by = if edition.is_some() { name.to_owned() } else { spelled.clone() };
         let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(zone) = loaded.get(&*found_by) {
@@ -99,7 +99,7 @@ impl Zone {
     /// What the zone's clock shows at an instant, as an instant of UTC.
     pub(super) fn clock_at(self, at: i64) -> i64 {
         let Some(zone) = self.0 else { return at };
-        at + zone.rules.offset(at - whole_cycles(at))
+        at + offset_at(&zone.rules, at - whole_cycles(at))
     }
 
     /// The first instant at which the zone's clock shows this or a later time.
@@ -129,10 +129,10 @@ fn whole_cycles(at: i64) -> i64 {
     at.signum() * beyond.div_ceil(CYCLE as u64) as i64 * CYCLE
 }
 
-fn first_instant(rules: &Rules, clock: i64) -> i64 {
+fn first_instant(rules: &TimeZone, clock: i64) -> i64 {
     let mut from = clock - MAX_OFFSET;
-    let mut offset = rules.offset(from);
-    for (change, next) in rules.changes(from) {
+    let mut offset = offset_at(rules, from);
+    for (change, next) in changes(rules, from) {
         if clock - offset < change {
             break;
         }
@@ -141,11 +141,11 @@ fn first_instant(rules: &Rules, clock: i64) -> i64 {
     from.max(clock - offset)
 }
 
-fn find_skipped_days(rules: &Rules) -> Vec<i64> {
+fn find_skipped_days(rules: &TimeZone) -> Vec<i64> {
     let start = -NEAR;
-    let mut offset = rules.offset(start);
+    let mut offset = offset_at(rules, start);
     let mut skipped = Vec::new();
-    for (change, next) in rules.changes(start).take_while(|(change, _)| *change < SKIPPED_UNTIL) {
+    for (change, next) in changes(rules, start).take_while(|(change, _)| *change < SKIPPED_UNTIL) {
         let days = [offset, next].map(|offset| (change + offset).div_euclid(DAY));
         let begins = |day: i64| first_instant(rules, day * DAY);
         let is_skipped = |day: &i64| begins(*day) == begins(day + 1);
@@ -206,37 +206,47 @@ impl RecentWindows {
     }
 }
 
-/// From the time zone database: how far a zone's clock is ahead of UTC, and when that changes.
-struct Rules(TimeZone);
-
+/// From the time zone database, with the name as it spells it.
 #[cfg(feature = "time-zones")]
-impl Rules {
-    fn named(name: &str) -> Result<(Self, String), &'static str> {
-        const NO_DATABASE: &str = "there is no time zone database: install tzdata, or use the \
-            feature `time-zones-bundled`";
-        const UNKNOWN: &str = "the time zone database has no such time zone: write an IANA name, \
-            such as Europe/Berlin";
+fn load_rules(name: &str) -> Result<(TimeZone, String), &'static str> {
+    const NO_DATABASE: &str = "there is no time zone database: install tzdata, or use the feature \
+        `time-zones-bundled`";
+    const UNKNOWN: &str = "the time zone database has no such time zone: write an IANA name, such \
+        as Europe/Berlin";
 
-        let database = tz::db();
-        let found = database.get(name).ok().filter(|zone| !zone.is_unknown());
-        match found.map(|zone| (zone.iana_name().map(str::to_owned), zone)) {
-            Some((Some(spelled), zone)) => Ok((Self(zone), spelled)),
-            _ if database.is_definitively_empty() => Err(NO_DATABASE),
-            _ => Err(UNKNOWN),
-        }
+    let database = tz::db();
+    let found = database.get(name).ok().filter(|zone| !zone.is_unknown());
+    match found.map(|zone| (zone.iana_name().map(str::to_owned), zone)) {
+        Some((Some(spelled), zone)) => Ok((zone, spelled)),
+        _ if database.is_definitively_empty() => Err(NO_DATABASE),
+        _ => Err(UNKNOWN),
     }
+}
 
-    fn offset(&self, at: i64) -> i64 {
-        i64::from(self.0.to_offset(timestamp(at)).seconds()) * 1_000
-    }
+#[cfg(not(feature = "time-zones"))]
+fn load_rules(_: &str) -> Result<(TimeZone, String), &'static str> {
+    Err("time zones other than UTC need the feature `time-zones` of tower-fixed-window")
+}
 
-    /// The changes after an instant in order, each with its time and the new offset.
-    fn changes(&self, after: i64) -> impl Iterator<Item = (i64, i64)> {
-        let changes = self.0.following(timestamp(after));
-        changes.map(|change| {
-            (change.timestamp().as_millisecond(), i64::from(change.offset().seconds()) * 1_000)
-        })
-    }
+/// How far the zone's clock is ahead of UTC.
+fn offset_at(rules: &TimeZone, at: i64) -> i64 {
+    #[cfg(feature = "time-zones")]
+    return i64::from(rules.to_offset(timestamp(at)).seconds()) * 1_000;
+    #[cfg(not(feature = "time-zones"))]
+    match (*rules, at).0 {}
+}
+
+/// The changes after an instant in order, each with its time and the new offset.
+#[cfg(feature = "time-zones")]
+fn changes(rules: &TimeZone, after: i64) -> impl Iterator<Item = (i64, i64)> {
+    rules.following(timestamp(after)).map(|change| {
+        (change.timestamp().as_millisecond(), i64::from(change.offset().seconds()) * 1_000)
+    })
+}
+
+#[cfg(not(feature = "time-zones"))]
+fn changes(rules: &TimeZone, _: i64) -> std::iter::Empty<(i64, i64)> {
+    match *rules {}
 }
 
 /// Converts an instant. One outside of jiff's years, which callers don't pass, is cut to these.
@@ -246,19 +256,4 @@ fn timestamp(at: i64) -> jiff::Timestamp {
 
     let (min, max) = (Timestamp::MIN.as_millisecond(), Timestamp::MAX.as_millisecond());
     Timestamp::from_millisecond(at.clamp(min, max)).unwrap_or_default()
-}
-
-#[cfg(not(feature = "time-zones"))]
-impl Rules {
-    fn named(_: &str) -> Result<(Self, String), &'static str> {
-        Err("time zones other than UTC need the feature `time-zones` of tower-fixed-window")
-    }
-
-    fn offset(&self, _: i64) -> i64 {
-        match self.0 {}
-    }
-
-    fn changes(&self, _: i64) -> std::iter::Empty<(i64, i64)> {
-        match self.0 {}
-    }
 }
