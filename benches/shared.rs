@@ -73,12 +73,13 @@ impl Store for OneByOne {
         Reply::later(async move {
             let charge = charge.as_charge();
             let id = |account: &Account<'_>, quota: &Quota| CounterId {
-                scope: account.scope().name().into(),
-                key: account.key().clone(),
+                scope: account.scope.name().into(),
+                key: account.key.clone(),
                 window: quota.counter().into(),
             };
             loop {
-                let counter = id(&charge.account(), &charge.account().quotas().as_ref()[0]);
+                let (account, _) = charge.lines().next().expect("a line");
+                let counter = id(&account, &account.quotas.as_ref()[0]);
                 let had = table.call(|rows| rows.get(&counter).copied()).await;
                 let (decision, writes) = charge.decide(NOW, |_, _| had);
                 let written = table.call(|rows| {

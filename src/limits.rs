@@ -459,7 +459,7 @@ pub(crate) struct ReceiptLine {
 
 impl ReceiptLine {
     fn scope(&self) -> &Scope {
-        self.account.as_account().scope()
+        self.account.as_account().scope
     }
 
     /// Limits without a name are none of each other's.

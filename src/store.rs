@@ -78,7 +78,7 @@ pub use crate::window::State;
 /// struct Simple(Mutex<HashMap<(String, Key, String), State>>);
 ///
 /// fn id(account: &Account<'_>, quota: &Quota) -> (String, Key, String) {
-///     (account.scope().name().to_owned(), account.key().clone(), quota.counter())
+///     (account.scope.name().to_owned(), account.key.clone(), quota.counter())
 /// }
 ///
 /// fn now() -> u64 { 1_700_000_040_000 }

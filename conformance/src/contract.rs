@@ -231,8 +231,9 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
     // The clock is a day ahead for a while, and back. The count that moves along is of the window that
     // was charged last (S4).
     let ahead = Key::from("ahead");
-    let charge = Charge::new(Account::new(&scope, &quotas, &ahead), 5);
-    let refund = |decision| Adjust::refund(charge.account(), 5, decision);
+    let account = Account::new(&scope, &quotas, &ahead);
+    let charge = Charge::new(account, 5);
+    let refund = |decision| Adjust::refund(account, 5, decision);
     clock.set_ms(NOW_MS + 86_400_000);
     let ended = store.charge(charge).await.expect("the store answers");
     clock.advance(2 * MINUTE);
@@ -252,13 +253,14 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
         let quotas = Quotas::from(quota.reserve_up_to(5));
         let key = Key::from(("reserved", quota.counter()));
         let limit = limiter(&store, "refunds", quotas);
-        let charge = Charge::new(Account::new(&scope, &quotas, &key), 5);
+        let account = Account::new(&scope, &quotas, &key);
+        let charge = Charge::new(account, 5);
         clock.set_ms(NOW_MS + 86_400_000);
         let first = store.charge(charge).await.expect("the store answers");
         let reserved = store.charge(charge.reserving()).await.expect("the store answers");
         assert!(first.allowed() && reserved.allowed());
         clock.set_ms(NOW_MS + 120_000);
-        store.adjust(Adjust::refund(charge.account(), 5, &first)).await.expect("the store answers");
+        store.adjust(Adjust::refund(account, 5, &first)).await.expect("the store answers");
         clock.advance(MINUTE);
         assert!(!allowed(&limit, key.clone(), 1).await, "what is reserved has moved along");
         clock.advance(2 * MINUTE);

@@ -90,10 +90,11 @@ impl Managed {
     fn changes(&self) -> BTreeMap<String, (String, SystemTime)> {
         let mut changes = self.changes.lock().unwrap();
         changes.retain(|_, (_, until)| *until > SystemTime::now());
-        let own =
-            self.limiter.key_quotas().into_iter().map(|(key, quotas, until)| {
-                (key.readable(), (quotas.to_string(), until))
-            });
+        let own = self
+            .limiter
+            .key_quotas()
+            .into_iter()
+            .map(|(key, quotas, until)| (key.readable(), (quotas.to_string(), until)));
         own.chain(changes.clone()).collect()
     }
 }

@@ -193,8 +193,8 @@ struct Seen {
 fn general_states(account: Account<'_>, answer: &[Option<i64>]) -> Option<Seen> {
     let &[Some(now), Some(taken), ref numbers @ ..] = answer else { return None };
     let mut numbers = numbers.iter().copied();
-    let mut states = Vec::with_capacity(account.quotas().as_ref().len());
-    for quota in account.quotas() {
+    let mut states = Vec::with_capacity(account.quotas.as_ref().len());
+    for quota in account.quotas {
         let (start, used, until) = (numbers.next()?, numbers.next()?, numbers.next()?);
         let (mut end, mut until) = (None, until);
         if let Windows::OnCalendar(calendar) = account.windows_of(quota) {
@@ -225,7 +225,7 @@ fn general_states(account: Account<'_>, answer: &[Option<i64>]) -> Option<Seen> 
 }
 
 fn plain_state(account: Account<'_>, now: i64, used: i64, taken: i64) -> Option<Seen> {
-    let quota = account.quotas().as_ref().first()?;
+    let quota = account.quotas.as_ref().first()?;
     let Windows::Grid { start: grid } = account.windows_of(quota) else { return None };
     let length = quota.window().as_millis() as i64;
     // A refused charge had a state. If the charge passed, nothing depends on that.

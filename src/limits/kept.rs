@@ -79,9 +79,9 @@ impl Serialize for KeptReceipt {
         let Self(Receipt { lines, decision, .. }) = self;
         let write = |(place, line): (usize, &ReceiptLine)| -> Option<WrittenLine> {
             let account = line.account.as_account();
-            let key = account.key().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-            let name = account.scope().name().to_owned();
-            Some((name, *account.quotas(), line.own, key, decision.at(place)?.to_kept()))
+            let key = account.key.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+            let name = account.scope.name().to_owned();
+            Some((name, *account.quotas, line.own, key, decision.at(place)?.to_kept()))
         };
         let lines = lines.iter().enumerate().filter_map(write).collect();
         Written::serialize(&(VERSION, lines), serializer)

@@ -275,7 +275,7 @@ impl Limiter {
         match actual.checked_sub(taken) {
             Some(0) => Reply::now(()),
             Some(more) => {
-                account.scope().observe().event(Event::TokensSettled, more);
+                account.scope.observe().event(Event::TokensSettled, more);
                 mistakes::note_cost(account, actual);
                 let taken = self.store.adjust(Adjust::take(account, more, decision));
                 match self.live.limit().warns() {
@@ -284,7 +284,7 @@ impl Limiter {
                 }
             }
             None => {
-                account.scope().observe().event(Event::TokensRefunded, taken - actual);
+                account.scope.observe().event(Event::TokensRefunded, taken - actual);
                 self.store.adjust(Adjust::refund(account, taken - actual, decision))
             }
         }
@@ -305,7 +305,7 @@ impl Limiter {
             peek.map(move |decision| {
                 if decision.is_local() == is_local {
                     let account = account.as_account();
-                    this.live().limit().warn(account.key(), account.quotas(), &decision, more);
+                    this.live().limit().warn(account.key, account.quotas, &decision, more);
                 }
             })
         };

@@ -26,13 +26,13 @@ pub(super) fn note_cost(account: Account<'_>, cost: u64) {
     const MANY: u64 = 10;
 
     let windows = |quota: &Quota| cost.div_ceil(quota.limit().max(1));
-    if account.quotas().iter().any(|quota| windows(quota) >= MANY) {
+    if account.quotas.iter().any(|quota| windows(quota) >= MANY) {
         observe::doubt(&format_args!(
             "a true cost of the rate limit `{}` takes {MANY} or more of its windows to pay back, and \
              its key is refused until then: if it is a slip of units, mend that, and lift it by \
              `limits.of(name).reset(key)`; if it is right, raise the limit or charge a nearer \
              estimate",
-            account.scope().name(),
+            account.scope.name(),
         ));
     }
 }

@@ -48,10 +48,10 @@ fn note(
             note_refused(account, decision, place, shadow);
         }
     } else if let Some(waits) = decision.waits_at(place) {
-        note_passed(account.scope(), cost, waits);
+        note_passed(account.scope, cost, waits);
     } else {
         // Its store failed, and lets requests pass then.
-        account.scope().observe().event(Event::FailedOpen, 1);
+        account.scope.observe().event(Event::FailedOpen, 1);
     }
     limiter.is_watched()
 }
@@ -70,10 +70,10 @@ fn note_refused(account: Account<'_>, decision: &Decision, place: usize, shadow:
         return;
     }
     let outcome = if shadow { Event::ShadowRefused } else { Event::Refused };
-    let observed = account.scope().observe();
+    let observed = account.scope.observe();
     observed.event(outcome, 1);
     if observe::shows_refusals() && place == decision.governing_place() {
-        let quota = decision.governing_of(account.quotas());
+        let quota = decision.governing_of(account.quotas);
         observed.log_refusal(outcome, Some((quota, decision.retry_after())), None);
     }
 }
@@ -85,7 +85,7 @@ fn watch<'a>(
     parts: Option<&Parts>,
 ) {
     for (place, (limiter, account, _)) in lines.enumerate().filter(|(_, of)| of.0.is_watched()) {
-        let (key, quotas) = (account.key(), account.quotas());
+        let (key, quotas) = (account.key, account.quotas);
         if decision.allowed() {
             if let Some(of) = decision.at(place).filter(|_| limiter.live().limit().warns()) {
                 limiter.live().limit().warn(key, quotas, &of, of.granted());

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::calendar::{Calendar, Period, Weekday};
 use super::{
-    Anchor, CALENDAR_ANCHOR, DAY_MS, LIMIT_TOO_LARGE, MONDAY_MS, NOT_A_CALENDAR, Plan, Quota, Quotas,
-    WEEK_MS, WINDOW_TOO_LONG,
+    Anchor, CALENDAR_ANCHOR, DAY_MS, LIMIT_TOO_LARGE, MONDAY_MS, NOT_A_CALENDAR, Plan, Quota,
+    Quotas, WEEK_MS, WINDOW_TOO_LONG,
 };
 
 /// Units, longest first, with the names that are parsed. A unit alone is printed by its first name,
@@ -117,7 +117,8 @@ const ONCE: [&str; 5] = [
     "a calendar has one time zone: keep one of the two after \"in\"",
 ];
 const AN_OPTION: &str = "a comma, the end, or one of staggered, from-first-request, starting-at=, rollover-up-to=, reserve-up-to=, from, in";
-const CAPACITY: &str = "a rollover capacity is at least the limit and, with what may be reserved, at most 2^53 - 1";
+const CAPACITY: &str =
+    "a rollover capacity is at least the limit and, with what may be reserved, at most 2^53 - 1";
 const A_NUMBER: &str = "a whole number of at most 2^53 - 1";
 
 /// The words of a quota, and the text that they are parts of, for the column of an error.
@@ -316,8 +317,9 @@ pub(crate) fn rate(limit: u64, window_ms: u64, period: usize) -> String {
         return format!("{limit}/{}", Period::NAMES[period - 1]);
     }
     let mut units = UNITS.into_iter();
-    let (unit, names) =
-        units.find(|(unit, _)| window_ms % unit == 0).expect("every window is whole milliseconds");
+    let (unit, names) = units
+        .find(|(unit, _)| window_ms.is_multiple_of(*unit))
+        .expect("every window is whole milliseconds");
     match window_ms / unit {
         1 => format!("{limit}/{}", names[0]),
         n => format!("{limit}/{n}{}", names[names.len() - 1]),

@@ -20,35 +20,24 @@ use crate::window::{State, Window, stagger};
 /// let (scope, key) = (Scope::named("api"), Key::from("alice"));
 /// let quotas = Quota::per_minute(60).and(Quota::per_month(9_000));
 /// let account = Account::new(&scope, &quotas, &key);
-/// assert_eq!(account.scope().name(), "api");
-/// assert_eq!((account.quotas(), account.key()), (&quotas, &key));
+/// assert_eq!(account.scope.name(), "api");
+/// assert_eq!((account.quotas, account.key), (&quotas, &key));
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Account<'a> {
-    pub(super) scope: &'a Scope,
-    pub(super) quotas: &'a Quotas,
-    pub(super) key: &'a Key,
+    /// The name of the counters.
+    pub scope: &'a Scope,
+    /// The quotas.
+    pub quotas: &'a Quotas,
+    /// The key.
+    pub key: &'a Key,
 }
 
 impl<'a> Account<'a> {
     /// Returns the counters of `key` under `scope` for `quotas`.
     pub fn new(scope: &'a Scope, quotas: &'a Quotas, key: &'a Key) -> Self {
         Self { scope, quotas, key }
-    }
-
-    /// Returns the name of the counters.
-    pub fn scope(&self) -> &'a Scope {
-        self.scope
-    }
-
-    /// Returns the quotas.
-    pub fn quotas(&self) -> &'a Quotas {
-        self.quotas
-    }
-
-    /// Returns the key.
-    pub fn key(&self) -> &'a Key {
-        self.key
     }
 
     pub(crate) fn label(&self) -> Label {

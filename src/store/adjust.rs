@@ -23,7 +23,7 @@ use crate::window::{State, Window};
 ///
 /// let refund = Adjust::refund(account, 2, &decision);
 /// assert!(refund.is_refund());
-/// assert_eq!((refund.tokens(), refund.account().key()), (2, &key));
+/// assert_eq!((refund.tokens(), refund.account().key), (2, &key));
 /// let window = 1_700_000_040_000..1_700_000_100_000;
 /// assert_eq!(refund.refundable_within().next().unwrap().1, window);
 /// assert_eq!(refund.apply(now, |_| Some(state))[0].1.used, 1);

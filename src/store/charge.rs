@@ -20,7 +20,8 @@ use crate::window::{State, Window};
 /// let now = 1_700_000_050_000;
 ///
 /// let charge = Charge::new(account, 3);
-/// assert_eq!((charge.cost(), charge.account().key()), (3, &key));
+/// let (account, cost) = charge.lines().next().unwrap();
+/// assert_eq!((account.key, cost), (&key, 3));
 /// assert!(!charge.is_peek() && !charge.may_reserve());
 /// let (decision, writes) = charge.decide(now, |_account, _quota| None);
 /// assert!(decision.allowed());
@@ -33,7 +34,7 @@ use crate::window::{State, Window};
 /// assert!(decide(charge.reserving()).ready_at().is_some());
 /// assert!(!decide(charge.peeking()).allowed());
 /// // Without borrows, for a reply that comes later.
-/// assert_eq!(charge.to_owned().as_charge().cost(), 3);
+/// assert!(!charge.to_owned().as_charge().is_peek());
 /// ```
 ///
 /// A store that [takes several lines in one step](super::Store::charges_together) loads and writes
@@ -54,7 +55,7 @@ use crate::window::{State, Window};
 /// let (decision, writes) = charge.decide(now, |_, _| None);
 /// assert_eq!(decision.of("tokens").unwrap().remaining(), 400);
 /// let (account, _quota, state) = writes[1];
-/// assert_eq!((account.scope().name(), state.used), ("tokens", 600));
+/// assert_eq!((account.scope.name(), state.used), ("tokens", 600));
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
@@ -147,13 +148,13 @@ impl<'a> Charge<'a> {
         if place == 0 { self.first } else { self.others.at(place - 1) }
     }
 
-    /// Returns the account of the first line.
-    pub fn account(&self) -> Account<'a> {
+    /// Of the first line.
+    pub(crate) fn account(&self) -> Account<'a> {
         self.first.0
     }
 
-    /// Returns the number of tokens that the first line asks for.
-    pub fn cost(&self) -> u64 {
+    /// Of the first line.
+    pub(crate) fn cost(&self) -> u64 {
         self.first.1
     }
 
@@ -215,7 +216,7 @@ impl<'a> Charge<'a> {
         mut load: impl FnMut(&Account<'a>, &Quota) -> Option<State>,
     ) -> (Decision, Vec<(Account<'a>, &'a Quota, State)>) {
         let mut quotas = self.lines().flat_map(|(account, _)| {
-            account.quotas().as_slice().iter().map(move |quota| (account, quota))
+            account.quotas.as_slice().iter().map(move |quota| (account, quota))
         });
         let all = quotas.clone();
         let load = || quotas.next().and_then(|(account, quota)| load(&account, quota));
@@ -234,7 +235,7 @@ impl<'a> Charge<'a> {
         let now = instant(now);
         let load = |(account, _): ChargeLine<'a>| {
             let mut states = [None; Quotas::MAX];
-            states.iter_mut().zip(account.quotas()).for_each(|(of, _)| *of = load());
+            states.iter_mut().zip(account.quotas).for_each(|(of, _)| *of = load());
             account.windows(|i, quota| account.window(now, quota, |_| states[i]))
         };
         let loaded: Vec<[_; Quotas::MAX]> = self.lines().map(load).collect();

@@ -350,7 +350,7 @@ impl Caller {
 
     pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
         if !charge.is_peek() {
-            let scopes = charge.lines().map(|(account, _)| account.scope());
+            let scopes = charge.lines().map(|(account, _)| account.scope);
             scopes.for_each(|scope| scope.observe().event(self.policy(), 1));
             self.outage.count_answers_without(1);
         }

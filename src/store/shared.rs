@@ -195,7 +195,7 @@ impl Shared {
     async fn ask(self, asked: Asked) -> Answer {
         let mut counters = Vec::new();
         asked.each_counter(|account, quota| {
-            let counter = (account.scope().id(), account.key(), quota.identity());
+            let counter = (account.scope.id(), account.key, quota.identity());
             counters.push(self.calls.table.hasher.hash_one(counter));
         });
         self.calls.ask(asked, counters.into(), self.deadline).await

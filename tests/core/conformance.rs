@@ -141,10 +141,10 @@ impl Faulty {
     }
 
     fn id(&self, account: &Account<'_>, quota: &Quota) -> String {
-        let scope = account.scope().name();
-        let key = account.key().readable();
+        let scope = account.scope.name();
+        let key = account.key.readable();
         let counter = quota.counter();
-        let position = account.quotas().into_iter().position(|other| other == quota);
+        let position = account.quotas.into_iter().position(|other| other == quota);
         match self.fault {
             Fault::FindsByLimit => format!("{scope} {key} {counter} {}", quota.limit()),
             Fault::FindsByPosition => format!("{scope} {key} {position:?}"),
@@ -211,7 +211,7 @@ impl Faulty {
     }
 
     fn decide(&self, charge: Charge<'_>, now: u64) -> Decision {
-        let account = charge.account();
+        let (account, _) = charge.lines().next().expect("a line");
         let seen = Mutex::new(Vec::new());
         let (decision, writes) = charge.decide(now, |of, quota| {
             let state = self.load(of, quota, now);
@@ -242,7 +242,7 @@ impl Faulty {
             return decision;
         }
         if !writes.is_empty() {
-            let counters = account.quotas().into_iter().map(|quota| quota.counter());
+            let counters = account.quotas.into_iter().map(|quota| quota.counter());
             *lock(&self.last) = counters.collect();
         }
         for (_, quota, state) in writes {
@@ -268,9 +268,9 @@ impl Faulty {
             }
             return decision;
         }
-        let first = charge.account().scope().name();
+        let first = charge.lines().next().map(|(account, _)| account.scope.name());
         for (account, quota, state) in writes {
-            if self.fault != WritesTheFirstLimitOnly || account.scope().name() == first {
+            if self.fault != WritesTheFirstLimitOnly || Some(account.scope.name()) == first {
                 self.save(&account, quota, state);
             }
         }
@@ -286,14 +286,14 @@ impl Store for Faulty {
         if charge.lines().len() > 1 {
             return Reply::now(self.charge_lines(charge));
         }
-        let account = charge.account();
+        let (account, cost) = charge.lines().next().expect("a line");
         let is_there = || {
             let states = lock(&self.states);
-            account.quotas().into_iter().all(|quota| states.contains_key(&self.id(&account, quota)))
+            account.quotas.into_iter().all(|quota| states.contains_key(&self.id(&account, quota)))
         };
         let _step = if self.fault == Fault::ChargesInTwoSteps { None } else { self.step(is_there) };
         let now = self.now();
-        let plain = |cost| match charge.may_reserve() {
+        let plain = match charge.may_reserve() {
             false => Charge::new(account, cost),
             true => Charge::new(account, cost).reserving(),
         };
@@ -304,17 +304,17 @@ impl Store for Faulty {
             Fault::ChargesQuotaByQuota if !charge.is_peek() => {
                 let decision = charge.peeking();
                 let decision = decision.decide(now, |of, quota| self.load(of, quota, now)).0;
-                for quota in account.quotas() {
+                for quota in account.quotas {
                     let one = Quotas::from(*quota);
-                    let one = Account::new(account.scope(), &one, account.key());
-                    let _ = self.decide(Charge::new(one, charge.cost()), now);
+                    let one = Account::new(account.scope, &one, account.key);
+                    let _ = self.decide(Charge::new(one, cost), now);
                 }
                 if decision.allowed() {
                     // The decision is made from the counters before the charge.
-                    for quota in account.quotas() {
+                    for quota in account.quotas {
                         let one = Quotas::from(*quota);
-                        let one = Account::new(account.scope(), &one, account.key());
-                        let last = Adjust::refund(one, charge.cost(), &decision);
+                        let one = Account::new(account.scope, &one, account.key);
+                        let last = Adjust::refund(one, cost, &decision);
                         let writes = last.apply(now, |quota| self.load(&account, quota, now));
                         for (quota, state) in writes {
                             self.save(&one, quota, state);
@@ -325,10 +325,10 @@ impl Store for Faulty {
                     decision
                 }
             }
-            Fault::PeeksTake if charge.is_peek() => again(plain(charge.cost()), false),
+            Fault::PeeksTake if charge.is_peek() => again(plain, false),
             Fault::PeeksOpenWindows if charge.is_peek() => {
                 let decision = self.decide(charge, now);
-                let states = account.quotas().into_iter().zip(decision.usage());
+                let states = account.quotas.into_iter().zip(decision.usage());
                 for (quota, standing) in states {
                     let end = standing.reset_at().duration_since(std::time::UNIX_EPOCH);
                     let end = end.map_or(0, |end| end.as_millis() as i64);
@@ -339,7 +339,7 @@ impl Store for Faulty {
                 }
                 decision
             }
-            Fault::NeverReserves => again(Charge::new(account, charge.cost()), charge.is_peek()),
+            Fault::NeverReserves => again(Charge::new(account, cost), charge.is_peek()),
             Fault::AlwaysReserves => self.decide(charge.reserving(), now),
             _ => self.decide(charge, now),
         };
@@ -378,7 +378,7 @@ impl Store for Faulty {
         let now = self.now();
         let account = adjust.account();
         if self.fault == Fault::LosesRefundsBetweenNodes && adjust.is_refund() {
-            let first = self.id(&account, &account.quotas().as_ref()[0]);
+            let first = self.id(&account, &account.quotas.as_ref()[0]);
             if lock(&self.written).get(&first).is_some_and(|(by, _)| *by != self.handle) {
                 return Reply::now(());
             }

@@ -15,7 +15,7 @@ use crate::simulated_server::TURN;
 type Id = (String, Key, String);
 
 fn id(account: &Account<'_>, quota: &Quota) -> Id {
-    (account.scope().name().to_owned(), account.key().clone(), quota.counter())
+    (account.scope.name().to_owned(), account.key.clone(), quota.counter())
 }
 
 /// A database that can charge several limits in one step, or in turns only; then each scope is on a
@@ -99,7 +99,7 @@ impl Database {
 
 impl Store for Database {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let scopes = charge.lines().map(|(of, _)| of.scope().name().to_owned()).collect();
+        let scopes = charge.lines().map(|(of, _)| of.scope.name().to_owned()).collect();
         let charge = charge.to_owned();
         self.later(scopes, move |states, now| {
             let load =
@@ -116,7 +116,7 @@ impl Store for Database {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let scopes = vec![adjust.account().scope().name().to_owned()];
+        let scopes = vec![adjust.account().scope.name().to_owned()];
         let adjust = adjust.to_owned();
         self.later(scopes, move |states, now| {
             let adjust = adjust.as_adjust();

@@ -88,14 +88,14 @@ impl Case<'_> {
     }
 
     fn load(&self, quota: &Quota) -> Option<State> {
-        let quotas = self.account.quotas().as_ref();
+        let quotas = self.account.quotas.as_ref();
         let i = quotas.iter().position(|other| ptr::eq(other, quota)).expect("one of them");
         self.states[i]
     }
 
     /// Compares the written states with what the reference keeps.
     fn check_writes(&self, writes: &[(&Quota, State)], model: &Model, what: &str) {
-        for (i, quota) in self.account.quotas().into_iter().enumerate() {
+        for (i, quota) in self.account.quotas.into_iter().enumerate() {
             let write = writes.iter().find(|(other, _)| ptr::eq(*other, quota));
             let kept = write.map(|(_, state)| *state).or(self.states[i]).map(counter);
             assert_eq!(kept, model.counters[i], "{}", self.at(what));
@@ -104,7 +104,7 @@ impl Case<'_> {
 
     fn at(&self, what: &str) -> String {
         let Self { account, states, now, .. } = self;
-        format!("{what}: {} with {states:?} at {now}", account.quotas())
+        format!("{what}: {} with {states:?} at {now}", account.quotas)
     }
 
     fn charge(&self, cost: u64, ask: Ask) {

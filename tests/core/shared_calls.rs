@@ -582,8 +582,8 @@ impl World {
                 continue;
             };
             for (account, _) in &lines {
-                let own = decision.of(account.scope().name()).expect("its own answer");
-                assert_eq!(own.limit(), account.quotas().as_ref()[0].limit(), "its own answer");
+                let own = decision.of(account.scope.name()).expect("its own answer");
+                assert_eq!(own.limit(), account.quotas.as_ref()[0].limit(), "its own answer");
                 assert!(!decision.allowed() || own.used() >= cost, "what it has taken is counted");
             }
             if !decision.allowed() {

@@ -110,8 +110,8 @@ fn owner(scope: &Scope, key: &Key) -> String {
 
 /// The owner and the quotas of an account, as sent to the server.
 fn sent(account: &Account<'_>, now: u64) -> (String, Vec<Row>) {
-    let rows = account.quotas().into_iter().map(|quota| Row::new(account, quota, now)).collect();
-    (owner(account.scope(), account.key()), rows)
+    let rows = account.quotas.into_iter().map(|quota| Row::new(account, quota, now)).collect();
+    (owner(account.scope, account.key), rows)
 }
 
 impl Store for Server {
@@ -119,9 +119,9 @@ impl Store for Server {
         let (server, charge) = (self.clone(), charge.to_owned());
         Reply::later(async move {
             let charge = charge.as_charge();
-            let (owner, rows) = sent(&charge.account(), server.clock.now_ms());
-            let (cost, peek) = (charge.cost() as i64, charge.is_peek());
-            let (now, states) = server.call_charge(&owner, &rows, cost, peek);
+            let (account, cost) = charge.lines().next().expect("a line");
+            let (owner, rows) = sent(&account, server.clock.now_ms());
+            let (now, states) = server.call_charge(&owner, &rows, cost as i64, charge.is_peek());
             let mut states = states.into_iter();
             // The states that the server has seen lead to the decision that it made.
             Ok(charge.decide(now, |_, _| states.next().flatten()).0)

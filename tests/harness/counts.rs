@@ -20,7 +20,7 @@ impl Counts {
     }
 
     fn locked(&self, account: &Account<'_>) -> (MutexGuard<'_, Map>, (String, Key)) {
-        (self.lock(), (account.scope().name().to_owned(), account.key().clone()))
+        (self.lock(), (account.scope.name().to_owned(), account.key.clone()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Map> {
@@ -30,7 +30,7 @@ impl Counts {
 
 impl Store for Counts {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (mut all, id) = self.locked(&charge.account());
+        let (mut all, id) = self.locked(&charge.lines().next().expect("a line").0);
         let states = all.entry(id).or_default();
         let (decision, writes) = charge.decide(self.clock.now_ms(), |_, quota| get(states, quota));
         put(states, writes.into_iter().map(|(_, quota, state)| (quota, state)));

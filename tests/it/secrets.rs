@@ -40,13 +40,13 @@ impl Spy {
 impl Store for Spy {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         tracing::trace!(?charge, "asked");
-        self.see(charge.account().scope(), charge.account().key());
+        charge.lines().for_each(|(account, _)| self.see(account.scope, account.key));
         self.inner.charge(charge)
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         tracing::trace!(?adjust, "asked");
-        self.see(adjust.account().scope(), adjust.account().key());
+        self.see(adjust.account().scope, adjust.account().key);
         self.inner.adjust(adjust)
     }
 

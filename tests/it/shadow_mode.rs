@@ -153,7 +153,7 @@ struct FailsOne(MemoryStore);
 
 impl Store for FailsOne {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        match charge.account().scope().name() {
+        match charge.lines().next().expect("a line").0.scope.name() {
             "one" => Reply::from(Err(StoreError::new("failed on demand"))),
             _ => self.0.charge(charge),
         }

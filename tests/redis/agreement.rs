@@ -16,8 +16,8 @@ struct Model(HashMap<(String, Key, String), State>);
 
 impl Model {
     fn id(account: &Account<'_>, quota: &Quota) -> (String, Key, String) {
-        let scope = account.scope().name().to_owned();
-        (scope, account.key().clone(), quota.counter())
+        let scope = account.scope.name().to_owned();
+        (scope, account.key.clone(), quota.counter())
     }
 
     fn charge(&mut self, charge: Charge<'_>, now: u64) -> Decision {
@@ -97,7 +97,7 @@ impl<S: Store> Pair<S> {
             return;
         }
         let decision = self.taken.swap_remove(rng.usize(..self.taken.len()));
-        let decision = decision.of(account.scope().name()).unwrap_or(decision);
+        let decision = decision.of(account.scope.name()).unwrap_or(decision);
         let adjust = match rng.bool() {
             true => Adjust::refund(account, rng.u64(..=decision.granted()), &decision),
             false => Adjust::take(account, tokens(rng), &decision),
@@ -174,7 +174,7 @@ where
             let of = rng.usize(..scopes.len());
             let account = Account::new(&scopes[of], &quotas[of], rng.choice(keys).expect("some"));
             match rng.u8(..20) {
-                0 => pair.reset(account.scope(), account.key(), &at).await,
+                0 => pair.reset(account.scope, account.key, &at).await,
                 1..=4 => pair.adjust(rng, account, tokens, &at).await,
                 _ => {}
             }

@@ -57,8 +57,8 @@ impl Commands {
     }
 
     fn begin_call(&self, account: &Account<'_>) -> Cmd {
-        let mut cmd = Cmd::with_capacity(7 + 8 * account.quotas().as_ref().len(), 256);
-        cmd.arg("EVALSHA").arg(&ONE.hash).arg(1).arg(self.key(account.scope(), account.key()));
+        let mut cmd = Cmd::with_capacity(7 + 8 * account.quotas.as_ref().len(), 256);
+        cmd.arg("EVALSHA").arg(&ONE.hash).arg(1).arg(self.key(account.scope, account.key));
         cmd
     }
 
@@ -69,7 +69,7 @@ impl Commands {
         reserve: bool,
         now: Option<i64>,
     ) -> Option<Cmd> {
-        let &[quota] = account.quotas().as_ref() else { return None };
+        let &[quota] = account.quotas.as_ref() else { return None };
         let Windows::Grid { start: grid } = account.windows_of(&quota) else { return None };
         let (limit, length) = (quota.limit(), length(&quota));
         // The tokens fit between the starts of two windows, in microseconds.
@@ -106,7 +106,7 @@ impl Commands {
             Some(now) => cmd.arg(now),
             None => cmd.arg(""),
         };
-        for (i, quota) in account.quotas().into_iter().enumerate() {
+        for (i, quota) in account.quotas.into_iter().enumerate() {
             let (limit, capacity) = (quota.limit(), quota.capacity());
             let debt = if reserve { quota.max_reserved() } else { 0 };
             let Range { start: from, end: mut until } = within.get(i).cloned().unwrap_or_default();

@@ -108,7 +108,7 @@ impl MemoryStore {
         {
             if is_new {
                 // Under the lock, so that a reset or a save that finds the entry finds its counter.
-                self.memory.counters.note(account.scope(), account.quotas().first());
+                self.memory.counters.note(account.scope, account.quotas.first());
             }
             return Reply::now(ruling.into_decision(account.label()));
         }
@@ -119,7 +119,7 @@ impl MemoryStore {
     #[inline(never)]
     fn charge_lines(&self, charge: Charge<'_>) -> Reply<Decision> {
         const ALL: usize = Quotas::MAX;
-        match (charge.len(), charge.account().quotas().len()) {
+        match (charge.len(), charge.account().quotas.len()) {
             (1, 2) => self.charge_running::<1, 2, 2>(charge),
             (1, 3) => self.charge_running::<1, 3, 3>(charge),
             (1, _) => self.charge_running::<1, ALL, ALL>(charge),
@@ -181,14 +181,14 @@ impl MemoryStore {
             taken[i] = takes;
             let (account, _) = &lines[i];
             let shard = locked.shard_of(i);
-            for ((quota, place), state) in account.quotas().iter().zip(&found[i].0).zip(states) {
+            for ((quota, place), state) in account.quotas.iter().zip(&found[i].0).zip(states) {
                 let Some(state) = state else { continue };
                 match place {
                     CountedIn::Own(_) => {}
                     // A refused line writes only to its own entry: another line may take the free
                     // place.
                     CountedIn::Free(_) | CountedIn::Inheriting(_) if !takes => continue,
-                    _ => self.memory.counters.note(account.scope(), quota),
+                    _ => self.memory.counters.note(account.scope, quota),
                 }
                 shard.write(now, *place, state);
             }
@@ -211,12 +211,12 @@ impl MemoryStore {
     ) {
         let mut latest = None;
         for (i, (account, _)) in lines.iter().enumerate() {
-            let places = &found[i].0[..account.quotas().len()];
+            let places = &found[i].0[..account.quotas.len()];
             let shard = locked.shard_of(i);
             let until = shard.overflows_until(now);
             if until.is_some() && !places.iter().all(|place| place.is_own(taken[i])) {
                 shard.overflowed += 1;
-                account.scope().observe().event(Event::Overflow, 1);
+                account.scope.observe().event(Event::Overflow, 1);
                 latest = latest.max(until);
             }
         }

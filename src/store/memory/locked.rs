@@ -138,8 +138,8 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         self.len = if L < MAX_LIMITS { L } else { lines.len() };
         let (mut shards, mut ascending) = ([None; L], [None; L]);
         for (i, (account, _)) in lines[..self.len].iter().enumerate() {
-            let scope = account.scope();
-            let (shard, hash) = all.shard_of(scope, account.key());
+            let scope = account.scope;
+            let (shard, hash) = all.shard_of(scope, account.key);
             (shards[i], self.homes[i]) = (Some(shard), Home { hash, scope: all.secret(scope) });
         }
         // A thread that has locked a shard locks only later ones. They lie in a row, so that their
@@ -220,7 +220,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         line: usize,
         (account, _): &ChargeLine<'_>,
     ) -> Option<Running<Q>> {
-        let quotas: &[Quota; Q] = account.quotas().as_slice().try_into().ok()?;
+        let quotas: &[Quota; Q] = account.quotas.as_slice().try_into().ok()?;
         let (home, shard) = (self.homes[line], self.shard_of(line));
         let (mut slots, mut usage) = ([Slot::default(); Q], [Usage::NONE; Q]);
         for i in 0..Q {
@@ -259,7 +259,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
                     places[at][i] = place;
                     window
                 });
-                grew |= shard.grows_for(&places[at][..account.quotas().len()], now);
+                grew |= shard.grows_for(&places[at][..account.quotas.len()], now);
                 let of = (places[at], windows);
                 found.get_or_insert([of; L])[line] = of;
             }

@@ -386,7 +386,7 @@ impl Shard {
         home: &Home,
         cost: u64,
     ) -> Option<(Ruling, bool)> {
-        let quota = account.quotas().first();
+        let quota = account.quotas.first();
         let is_on_calendar = matches!(quota.anchor, Anchor::Calendar(_));
         let shares = self.overflows_until(now.at).is_some();
         let window = Window::at(now.at, None, quota, account.shift(quota));

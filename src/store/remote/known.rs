@@ -75,7 +75,7 @@ impl Known {
         if refusal.allowed() {
             return Err(sent);
         }
-        account.scope().observe().event(Event::RememberedRefusal, 1);
+        account.scope.observe().event(Event::RememberedRefusal, 1);
         Ok(refusal)
     }
 

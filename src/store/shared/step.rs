@@ -24,7 +24,7 @@ impl Asked {
     /// Calls `found` for each quota of each line, in order.
     pub(super) fn each_counter<'a>(&'a self, mut found: impl FnMut(Account<'a>, &'a Quota)) {
         let mut each = |account: Account<'a>| {
-            account.quotas().as_slice().iter().for_each(|quota| found(account, quota));
+            account.quotas.as_slice().iter().for_each(|quota| found(account, quota));
         };
         match self {
             Self::Charge(charge) => charge.as_charge().lines().for_each(|(of, _)| each(of)),
@@ -82,7 +82,7 @@ impl Step {
         for asked in asked {
             let mut own = Vec::new();
             asked.each_counter(|account, quota| {
-                let (scope, key) = (account.scope().shared_name(), account.key().clone());
+                let (scope, key) = (account.scope.shared_name(), account.key.clone());
                 let place = *found
                     .entry(CounterId { scope, key, window: text(quota) })
                     .or_insert(quotas.len());
