@@ -19,7 +19,6 @@ pages! {
     configuration: "../docs/configuration.md";
     responses: "../docs/responses.md";
     features: "../docs/features.md";
-    support: "../docs/support.md";
     many_nodes: "../docs/many-nodes.md";
     recipes: "../docs/recipes.md";
     ai_api: "../docs/ai-api.md";

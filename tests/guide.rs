@@ -4,6 +4,9 @@
 #[doc = include_str!("../README.md")]
 pub mod readme {}
 
+#[doc = include_str!("../docs/support.md")]
+pub mod support {}
+
 #[path = "../src/guide.rs"]
 pub mod guide;
 

@@ -7,6 +7,18 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(clippy::print_stdout)]
 
+/// The page of the guide that runs `redis/examples/admin.rs`.
+///
+/// [admin_keys]: https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/configuration/#keys-in-admin-routes
+/// [configuration]: https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/configuration/#limits-by-plan
+/// [observing]: https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/observing/#what-an-outage-looks-like
+/// [persistence]: crate#configuring-the-server
+/// [responses]: https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/responses/
+/// [semantics]: https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/
+#[cfg(all(doc, not(doctest)))]
+#[doc = include_str!("../support.md")]
+pub mod support {}
+
 mod calls;
 mod connect;
 mod link;

@@ -101,23 +101,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 
     /// Hashes the value that this extractor finds with a secret of your app, so it is not readable
-    /// in a store. An address is hashed in the form that counts: all of an IPv6 /64 has one hash.
-    ///
-    /// ```
-    /// use std::net::IpAddr;
-    /// use tower_fixed_window::key::{PeerAddr, peer_ip};
-    /// use tower_fixed_window::{Key, KeyExtractor};
-    ///
-    /// let peer: IpAddr = "2001:db8::1".parse()?;
-    /// let request = http::Request::get("/").extension(PeerAddr((peer, 4711).into()));
-    /// let (parts, ()) = request.body(())?.into_parts();
-    /// let mut key = Key::default();
-    /// assert_eq!(peer_ip().hashed("secret of the app").extract(&parts, &mut key), Ok(()));
-    ///
-    /// let neighbor: IpAddr = "2001:db8::2".parse()?;
-    /// assert_eq!(key, Key::hmac("secret of the app", Key::from(neighbor).as_bytes()));
-    /// # Ok::<_, Box<dyn std::error::Error>>(())
-    /// ```
+    /// in a store. An address is hashed in the form that counts: all of an IPv6 /64 has one hash,
+    /// [`Key::hmac(secret, Key::from(address).as_bytes())`](Key::hmac).
     fn hashed(self, secret: impl AsRef<[u8]> + Send + Sync + 'static) -> impl KeyExtractor
     where
         Self: Sized,

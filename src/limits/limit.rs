@@ -297,24 +297,8 @@ impl Limit {
     ///
     /// [S39]: crate::guide::semantics
     ///
-    /// A layer also tracks refusals by route, for up to `keys` routes: a page with many files may
-    /// exceed the limit, rather than a client.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Limiter, Quota};
-    ///
-    /// let shadow = Quota::per_hour(1).name("site").key(Key::global()).shadow();
-    /// let site = Limiter::new(shadow.track_refused(100));
-    /// let layer = FixedWindowLayer::new(&site);
-    /// for path in ["/", "/static/a.js", "/static/b.js", "/search"] {
-    ///     let _ = ask(&layer, Request::get(path));
-    /// }
-    ///
-    /// let refused = site.refused().unwrap();
-    /// assert_eq!((refused.routes[0].route.as_str(), refused.routes[0].count), ("static", 2));
-    /// ```
+    /// A layer also tracks refusals by route ([`Refused::routes`](crate::Refused::routes)), for up to
+    /// `keys` routes: a page with many files may exceed the limit, rather than a client.
     pub fn track_refused(self, keys: usize) -> Self {
         Self { tracked: Some(keys), ..self }
     }

@@ -214,18 +214,7 @@ pub trait Reject<B>: 'static {
 
 /// The default response to refused requests: `application/problem+json` (RFC 9457), with the
 /// problem type of the IETF rate-limit draft, and a `message` that clients of GitHub's API
-/// understand.
-///
-/// ```
-/// use http::Request;
-/// use tower_fixed_window::testing::ask;
-/// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
-///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global()));
-///
-/// let response = ask(&layer, Request::get("/"));
-/// assert_eq!(response.headers()["content-type"], "application/problem+json");
-/// ```
+/// understand. [The guide](crate::guide::responses) shows one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProblemJson;
 
@@ -264,19 +253,7 @@ fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
 }
 
 /// A response with only status and headers, for bodies that can't be made from bytes: tonic's, a
-/// `BoxBody`.
-///
-/// ```
-/// use http::Request;
-/// use tower_fixed_window::testing::ask;
-/// use tower_fixed_window::{EmptyBody, FixedWindowLayer, Key, Quota};
-///
-/// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global())).reject(EmptyBody);
-///
-/// let response = ask(&layer, Request::get("/"));
-/// assert_eq!(response.status(), 429);
-/// assert_eq!(response.headers().get("content-type"), None);
-/// ```
+/// `BoxBody`. It is used as [`GitHubBody`] is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmptyBody;
 
@@ -509,16 +486,10 @@ impl Limiter {
     ///
     ///     async fn from_request_parts(parts: &mut Parts, api: &Limiter) -> Result<Self, Response> {
     ///         let id = authenticated(parts).ok_or(StatusCode::UNAUTHORIZED.into_response())?;
-    ///         let decision = api.check(id).await;
-    ///         let decision = decision.map_err(|_| StatusCode::SERVICE_UNAVAILABLE.into_response())?;
+    ///         let decision = api.check(id).await.map_err(IntoResponse::into_response)?;
     ///         let headers = api.headers(&decision, Headers::GitHub);
-    ///         match decision.into_result() {
-    ///             Ok(()) => Ok(Self { id, headers }),
-    ///             Err(refused) => {
-    ///                 let status = StatusCode::TOO_MANY_REQUESTS;
-    ///                 Err((status, headers, refused.to_string()).into_response())
-    ///             }
-    ///         }
+    ///         decision.into_result().map_err(IntoResponse::into_response)?;
+    ///         Ok(Self { id, headers })
     ///     }
     /// }
     ///
