@@ -96,7 +96,7 @@ pub use crate::window::State;
 ///
 ///     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
 ///         let mut states = self.0.lock().unwrap();
-///         let account = adjust.account();
+///         let account = adjust.account;
 ///         for (quota, state) in adjust.apply(now(), |quota| states.get(&id(&account, quota)).copied()) {
 ///             states.insert(id(&account, quota), state);
 ///         }
@@ -148,7 +148,7 @@ pub trait Store: Send + Sync + 'static {
         self.remote().is_none_or(|remote| remote.is_shared())
     }
 
-    /// Returns a number for the part of the store that holds this key's counters and fails
+    /// Returns a number for the part of the [`Store`] that holds this key's counters and fails
     /// independently, such as a shard of a cluster. The default is 0: the store fails as a whole.
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
         let _ = (scope, key);

@@ -106,7 +106,7 @@ impl Store for Calls {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        if adjust.tokens() == 0 {
+        if adjust.tokens == 0 {
             return Reply::now(());
         }
         let (this, adjust, now) = (self.clone(), adjust.to_owned(), self.now());

@@ -7,8 +7,19 @@ use super::Verdict;
 use crate::quota::Span;
 use crate::window::Window;
 
-/// What a key has used of one quota, and what is left, as in the example of
-/// [`Decision`](crate::Decision).
+/// What a key has used of one quota, and what is left.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_fixed_window::testing::block_on;
+/// use tower_fixed_window::{Limiter, Quota};
+///
+/// let decision = block_on(Limiter::new(Quota::per_minute(5)).check("alice"))?;
+/// let usage = decision.usage()[0];
+/// assert_eq!((usage.limit(), usage.used(), usage.remaining()), (5, 1, 4));
+/// assert_eq!((usage.window(), usage.reset_at()), (Duration::from_secs(60), decision.reset_at()));
+/// # Ok::<_, tower_fixed_window::StoreError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     pub(super) limit: u64,

@@ -19,7 +19,7 @@ use crate::key::{MissingKey, grpc};
 use crate::limits::Limiter;
 use crate::store::StoreError;
 
-/// Why a request was refused: [`Rejection::reason`](crate::Rejection::reason).
+/// Why a request was refused: [`Rejection::reason`](crate::Rejection).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Reason {
@@ -68,8 +68,8 @@ impl Reason {
 ///
 /// let limit = Quota::per_hour(0).name("api").key(Key::global());
 /// let layer = FixedWindowLayer::new(limit).on_reject(|_parts, why| {
-///     assert!(matches!(why.reason(), Reason::RateLimited(decision) if decision.limit() == 0));
-///     assert_eq!((why.name(), why.status().as_u16()), ("api", 429));
+///     assert!(matches!(why.reason, Reason::RateLimited(decision) if decision.limit() == 0));
+///     assert_eq!((why.name, why.status().as_u16()), ("api", 429));
 ///     // A limit of 0 never grants anything.
 ///     assert_eq!(why.retry_after(), None);
 ///     why.response(why.message())
@@ -80,18 +80,16 @@ impl Reason {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Rejection<'a> {
-    pub(crate) reason: &'a Reason,
+    /// Why the request was refused.
+    pub reason: &'a Reason,
+    /// The name of the limit that refuses, of several the one with the latest retry. It is empty if
+    /// the limit has none.
+    pub name: &'a str,
     pub(crate) limited: Option<StatusCode>,
-    pub(crate) name: &'a str,
     pub(crate) headers: &'a PreparedHeaders,
 }
 
-impl<'a> Rejection<'a> {
-    /// Returns why the request was refused.
-    pub fn reason(&self) -> &'a Reason {
-        self.reason
-    }
-
+impl Rejection<'_> {
     /// Returns the status of the response.
     pub fn status(&self) -> StatusCode {
         match (self.reason, self.limited) {
@@ -111,12 +109,6 @@ impl<'a> Rejection<'a> {
             }
         };
         seconds.map(Duration::from_secs)
-    }
-
-    /// Returns the name of the limit that refuses; if several do, that with the latest retry. It is
-    /// empty if the limit has no name.
-    pub fn name(&self) -> &'a str {
-        self.name
     }
 
     /// Returns a sentence for the client. If a limit refuses, it begins with "API rate limit
@@ -240,7 +232,7 @@ fn typed<B>(why: &Rejection<'_>, body: B, content_type: &HeaderValue) -> Respons
 
 fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
     static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
-    let Some(decision) = why.reason().decision() else {
+    let Some(decision) = why.reason.decision() else {
         let mut response = typed(why, B::from(problem(why)), &PROBLEM);
         why.stamp(&mut response);
         return response;

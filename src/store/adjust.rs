@@ -23,7 +23,7 @@ use crate::window::{State, Window};
 ///
 /// let refund = Adjust::refund(account, 2, &decision);
 /// assert!(refund.is_refund());
-/// assert_eq!((refund.tokens(), refund.account().key), (2, &key));
+/// assert_eq!((refund.tokens, refund.account.key), (2, &key));
 /// let window = 1_700_000_040_000..1_700_000_100_000;
 /// assert_eq!(refund.refundable_within().next().unwrap().1, window);
 /// assert_eq!(refund.apply(now, |_| Some(state))[0].1.used, 1);
@@ -37,8 +37,10 @@ use crate::window::{State, Window};
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Adjust<'a> {
-    account: Account<'a>,
-    tokens: u64,
+    /// The account.
+    pub account: Account<'a>,
+    /// The number of tokens that are returned or taken.
+    pub tokens: u64,
     /// From the start of the window in which each quota was charged to the end of the one that covers
     /// the tokens; `None` if tokens are taken.
     within: Option<[Span; Quotas::MAX]>,
@@ -77,11 +79,6 @@ impl<'a> Adjust<'a> {
         Some(adjust)
     }
 
-    /// Returns the account.
-    pub fn account(&self) -> Account<'a> {
-        self.account
-    }
-
     /// Returns whether tokens are returned. Such a correction never opens a window, nor one that
     /// has ended.
     pub fn is_refund(&self) -> bool {
@@ -92,11 +89,6 @@ impl<'a> Adjust<'a> {
     pub fn to_owned(&self) -> OwnedAdjust {
         let Self { account, tokens, within, local } = *self;
         OwnedAdjust { account: account.to_owned(), tokens, within, local }
-    }
-
-    /// Returns the number of tokens that are returned or taken.
-    pub fn tokens(&self) -> u64 {
-        self.tokens
     }
 
     /// Returns each quota with the time between which it takes tokens back, in milliseconds since

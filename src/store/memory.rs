@@ -213,11 +213,11 @@ impl Store for MemoryStore {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let account = adjust.account();
+        let account = adjust.account;
         let Account { scope, quotas, key } = account;
         let (now, mut locked) = self.find(scope, key);
         let [(places, windows)] =
-            locked.locate(now, &[(account, adjust.tokens())], &self.memory.windows);
+            locked.locate(now, &[(account, adjust.tokens)], &self.memory.windows);
         let shard = locked.shard_of(0);
         let states = places.map(|place| shard.state_at(place));
         let writes = adjust.apply_over(now, &states, &windows);

@@ -231,13 +231,13 @@ impl Store for Remote {
             // another policy.
             return self.fallback().adjust(local.as_adjust());
         }
-        let Account { scope, key, .. } = adjust.account();
+        let Account { scope, key, .. } = adjust.account;
         let (caller, forget) = (Arc::clone(&self.caller), self.forget_around_call(scope, key));
         let adjust = adjust.to_owned();
         // A correction that fails is dropped: what was taken stays counted (S14).
         Reply::later(async move {
             let adjust = adjust.as_adjust();
-            let Account { scope, key, .. } = adjust.account();
+            let Account { scope, key, .. } = adjust.account;
             let answer = caller.call_store(scope, key, |store| store.adjust(adjust)).await;
             drop(forget);
             answer

@@ -371,7 +371,7 @@ impl Store for Shared {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        if adjust.tokens() == 0 {
+        if adjust.tokens == 0 {
             return Reply::now(());
         }
         let (this, asked) = (self.clone(), Asked::Adjust(Box::new(adjust.to_owned())));

@@ -376,7 +376,7 @@ impl Store for Faulty {
             _ => lock(&STEP),
         });
         let now = self.now();
-        let account = adjust.account();
+        let account = adjust.account;
         if self.fault == Fault::LosesRefundsBetweenNodes && adjust.is_refund() {
             let first = self.id(&account, &account.quotas.as_ref()[0]);
             if lock(&self.written).get(&first).is_some_and(|(by, _)| *by != self.handle) {

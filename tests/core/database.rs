@@ -116,11 +116,11 @@ impl Store for Database {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let scopes = vec![adjust.account().scope.name().to_owned()];
+        let scopes = vec![adjust.account.scope.name().to_owned()];
         let adjust = adjust.to_owned();
         self.later(scopes, move |states, now| {
             let adjust = adjust.as_adjust();
-            let id = |quota: &Quota| id(&adjust.account(), quota);
+            let id = |quota: &Quota| id(&adjust.account, quota);
             let writes = adjust.apply(now, |quota| states.get(&id(quota)).copied());
             let writes = writes.into_iter().map(|(quota, state)| (id(quota), state));
             states.extend(writes.collect::<Vec<_>>());

@@ -134,8 +134,8 @@ impl Store for Server {
             let adjust = adjust.as_adjust();
             let until = adjust.refundable_within().map(|(_, within)| within.end as u64);
             let until: Vec<_> = until.collect();
-            let (owner, rows) = sent(&adjust.account(), server.clock.now_ms());
-            server.call_adjust(&owner, &rows, adjust.tokens() as i64, &until);
+            let (owner, rows) = sent(&adjust.account, server.clock.now_ms());
+            server.call_adjust(&owner, &rows, adjust.tokens as i64, &until);
             Ok(())
         })
     }

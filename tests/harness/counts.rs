@@ -38,7 +38,7 @@ impl Store for Counts {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let (mut all, id) = self.locked(&adjust.account());
+        let (mut all, id) = self.locked(&adjust.account);
         let states = all.entry(id).or_default();
         put(states, adjust.apply(self.clock.now_ms(), |quota| get(states, quota)));
         Reply::now(())

@@ -74,7 +74,7 @@ async fn a_closure_reads_the_distance_from_the_end_of_the_upload() {
         let limits = tower_fixed_window::Limits::new(limits).store(store);
         let layer = FixedWindowLayer::new(limits).headers(Headers::IetfDraft10);
         let layer = layer.on_reject(|_, why| {
-            let tower_fixed_window::Reason::RateLimited(decision) = why.reason() else { panic!() };
+            let tower_fixed_window::Reason::RateLimited(decision) = why.reason else { panic!() };
             let each = decision.limits().map(|(_, of)| of.retry_after());
             let seconds = |after: Duration| after.as_millis().div_ceil(1_000);
             let all = [why.retry_after(), decision.retry_after()].into_iter().chain(each);

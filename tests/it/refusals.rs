@@ -202,7 +202,7 @@ async fn closures_get_the_request_and_the_seconds_of_the_header() {
     for mood in ANSWERS {
         let limit = per_minute(1, mood).on_reject(|parts, why| {
             let accept = parts.headers[ACCEPT].clone();
-            let Reason::RateLimited(decision) = why.reason() else { panic!("{why:?}") };
+            let Reason::RateLimited(decision) = why.reason else { panic!("{why:?}") };
             let exact = decision.retry_after().expect("a wait").as_secs_f64();
             assert_eq!(why.retry_after(), Some(Duration::from_secs(exact.ceil() as u64)));
             let mut response = Response::new(Body::from(format!("{:?}", why.retry_after())));

@@ -46,7 +46,7 @@ impl Store for Spy {
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
         tracing::trace!(?adjust, "asked");
-        self.see(adjust.account().scope, adjust.account().key);
+        self.see(adjust.account.scope, adjust.account.key);
         self.inner.adjust(adjust)
     }
 

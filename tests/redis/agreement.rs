@@ -30,7 +30,7 @@ impl Model {
     }
 
     fn adjust(&mut self, adjust: Adjust<'_>, now: u64) {
-        let account = adjust.account();
+        let account = adjust.account;
         let writes = adjust.apply(now, |quota| self.0.get(&Self::id(&account, quota)).copied());
         for (quota, state) in writes {
             self.0.insert(Self::id(&account, quota), state);

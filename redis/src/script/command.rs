@@ -45,7 +45,7 @@ impl Commands {
     }
 
     pub(crate) fn adjust(&self, adjust: &Adjust<'_>, now: Option<i64>) -> Cmd {
-        let (account, tokens) = (&adjust.account(), adjust.tokens());
+        let (account, tokens) = (&adjust.account, adjust.tokens);
         let within: Vec<_> = adjust.refundable_within().map(|(_, within)| within).collect();
         let act = if adjust.is_refund() { "return" } else { "take" };
         self.general_call(account, act, tokens, adjust.is_refund(), &within, now)

@@ -28,7 +28,7 @@ impl Asked {
         };
         match self {
             Self::Charge(charge) => charge.as_charge().lines().for_each(|(of, _)| each(of)),
-            Self::Adjust(adjust) => each(adjust.as_adjust().account()),
+            Self::Adjust(adjust) => each(adjust.as_adjust().account),
         }
     }
 
