@@ -62,6 +62,8 @@ pub(crate) struct Standing {
 pub(crate) struct Live {
     pub(crate) quotas: Vec<Terms>,
     pub(crate) quotas_for_now: Option<(Vec<Terms>, u64)>,
+    /// Nothing is limited, but for keys with quotas of their own, and while there are quotas for now.
+    pub(crate) lifted: bool,
     pub(crate) shadow: bool,
     pub(crate) shadow_for_now: Option<(bool, u64)>,
     pub(crate) keys: BTreeMap<u64, (Vec<Terms>, u64)>,
@@ -177,6 +179,10 @@ impl Live {
         self.quotas_for_now.as_ref().map_or(&self.quotas, |(quotas, _)| quotas)
     }
 
+    pub(crate) fn is_lifted(&self) -> bool {
+        self.lifted && self.quotas_for_now.is_none()
+    }
+
     pub(crate) fn is_shadow(&self) -> bool {
         self.shadow_for_now.map_or(self.shadow, |(shadow, _)| shadow)
     }
@@ -199,6 +205,7 @@ impl Limits {
                 let live = Live {
                     quotas: of.plans[0].clone().expect("the first one is no unlimited plan"),
                     quotas_for_now: None,
+                    lifted: false,
                     shadow: of.shadow,
                     shadow_for_now: None,
                     keys: BTreeMap::new(),
@@ -234,6 +241,7 @@ impl Limits {
             };
             let (terms, own) = match (live.keys.get(&key), &of.plans[..]) {
                 (Some((terms, _)), _) => (terms.clone(), true),
+                (None, [_]) if live.is_lifted() => continue,
                 (None, [_]) => (live.quotas().to_vec(), false),
                 (None, plans) => match &plans[ask.plan] {
                     Some(terms) => (terms.clone(), true),
@@ -247,9 +255,11 @@ impl Limits {
     }
 
     /// The lines of a request that waits, as of now: a plan stays, and so do the quotas of a key
-    /// (S40). What was in shadow mode when the request came stays beside the others.
+    /// (S40). What was in shadow mode when the request came stays beside the others. None, if all
+    /// limits were lifted.
     pub(crate) fn renewed(&self, lines: &[Line]) -> Vec<Line> {
         let mut lines = lines.to_vec();
+        lines.retain(|line| line.own || !self.0[&line.limit].is_lifted());
         for line in &mut lines {
             let live = &self.0[&line.limit];
             line.shadow |= live.is_shadow();
@@ -265,7 +275,7 @@ impl Limits {
         let live = self.0.get_mut(&line.limit).expect("it is there");
         live.end(now);
         let mut terms = line.terms.clone();
-        for terms in terms.iter_mut().filter(|_| !line.own) {
+        for terms in terms.iter_mut().filter(|_| !line.own && !live.is_lifted()) {
             let same = |of: &&Terms| (of.window, of.grid) == (terms.window, terms.grid);
             if let Some(current) = live.quotas().iter().find(same) {
                 *terms = *current;

@@ -15,7 +15,9 @@ use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_fixed_window::{Clock, KeptReceipt, Limiter, Limits, Line, MemoryStore, Quotas, Receipt};
+use tower_fixed_window::{
+    Clock, KeptReceipt, Limiter, Limits, Line, MemoryStore, Plan, Quotas, Receipt,
+};
 
 use crate::instant;
 use crate::model::{Charged, Counts, Limit, Line as ModelLine, charged};
@@ -254,7 +256,10 @@ impl Program {
             if of.plans.len() == 1 {
                 assert_eq!(
                     limiter.quotas(),
-                    Some(built(live.quotas()).into()),
+                    Some(match live.is_lifted() {
+                        true => Plan::UNLIMITED,
+                        false => built(live.quotas()).into(),
+                    }),
                     "{} has these",
                     of.name
                 );
@@ -371,7 +376,9 @@ impl Program {
         let until = self.world.clock.now_ms() + self.rng.u64(1..30_000);
         let number = of.some_key(&mut self.rng);
         let waits = self.model.waits();
+        let (lifts, now) = (self.rng.u64(..3) == 0, self.world.clock.now_ms());
         let live = self.model.limits.0.get_mut(&limit).expect("it is there");
+        live.end(now);
         let new = match self.rng.u64(..4) {
             0 => quotas(&mut self.rng, false),
             _ => with_limits(&mut self.rng, &live.quotas),
@@ -382,9 +389,16 @@ impl Program {
         }
         match kind {
             0..=3 if of.plans.len() > 1 => return,
+            // When a request that waits notices is its own to say: it has to last.
+            0..=3 if waits && live.is_lifted() => return,
+            0 if lifts => {
+                limiter.set_quotas(Plan::UNLIMITED);
+                (live.lifted, live.quotas_for_now) = (true, None);
+                self.model.has_switched_lines = true;
+            }
             0..=1 => {
                 limiter.set_quotas(quotas);
-                (live.quotas, live.quotas_for_now) = (new, None);
+                (live.quotas, live.quotas_for_now, live.lifted) = (new, None, false);
             }
             2..=3 => {
                 limiter.set_quotas_until(quotas, instant(until));
@@ -398,7 +412,6 @@ impl Program {
                 limiter.clear_key_quotas(key(number));
                 live.keys.remove(&number);
             }
-            // When a request that waits notices is its own to say: it has to last.
             _ if waits && live.is_shadow() => return,
             _ => {
                 if waits || self.rng.bool() {
@@ -441,7 +454,7 @@ impl Program {
             let terms = match (plan, own) {
                 (Some(plan), _) => plan,
                 (None, Some((own, _))) => own,
-                (None, None) if of.plans.len() == 1 => live.quotas(),
+                (None, None) if of.plans.len() == 1 && !live.is_lifted() => live.quotas(),
                 (None, None) => continue,
             };
             let (limit, name, terms, shadow) = ((layer, i), of.name, terms.to_vec(), false);

@@ -261,6 +261,7 @@ impl Model {
                 let before = mem::replace(&mut flow.stage, Stage::Called);
                 assert!(matches!(before, Stage::Inner), "{number} is called");
             }
+            What::Passes(layer) => self.passes(number, layer, now),
             What::GoesOn(layer) => {
                 let is_due = |at: u64| at <= now.elapsed && now.elapsed <= at + TICK;
                 let goes_on =
@@ -290,6 +291,21 @@ impl Model {
             }
             What::Answers(meter, expected) => self.answers(number, meter, expected, now),
             What::Done(response) => self.done(number, &response, now),
+        }
+    }
+
+    /// No layer tells a decision of a request whose limits were all lifted while it waited.
+    fn passes(&mut self, number: u64, layer: usize, now: Moment) {
+        self.limits.end_changes(layer, now.at);
+        let Stage::At(place) = &self.flows[&number].stage else { return };
+        if place.layer != layer {
+            return;
+        }
+        assert!(place.waits, "{number} passes {layer} without a decision");
+        let lines = self.limits.renewed(&place.lines);
+        assert!(lines.is_empty(), "{number} passes {layer} without a decision: {lines:?}");
+        if !self.is_slowed(number, layer, now) {
+            self.arrive(number, layer + 1, now);
         }
     }
 
@@ -364,7 +380,7 @@ impl Model {
             false => of.order < place.order,
         };
         let before = places.filter(is_before).map(|of| (of.order, self.limits.renewed(&of.lines)));
-        let before = before.filter(|(_, lines)| keys(lines) == keys(main));
+        let before = before.filter(|(_, lines)| !lines.is_empty() && keys(lines) == keys(main));
         let before = before.map(|(order, lines)| (order, split(&lines).0));
         BTreeMap::from_iter(before).into_values().collect()
     }
@@ -653,6 +669,10 @@ impl Model {
             let waited = now.elapsed - place.arrived.elapsed;
             assert!(waited <= max_wait + PATIENCE + TICK, "{number} waits for {waited} ms");
             let lines = self.limits.renewed(&place.lines);
+            if lines.is_empty() {
+                all.push(*number);
+                continue;
+            }
             let (main, _) = split(&lines);
             if main[0].shadow {
                 all.push(*number);

@@ -135,6 +135,8 @@ pub(crate) enum What {
         name: String,
         allowed: bool,
     },
+    /// A layer passes the request on.
+    Passes(usize),
     /// What works inside of this layer passes the request on, asks once more, or answers instead.
     GoesOn(usize),
     Again(usize),
@@ -226,6 +228,7 @@ impl World {
         Service::new(service_fn(move |asked: Request<Body>| {
             let (this, service) = (this.clone(), service.clone());
             let ask = asked.extensions().get::<Arc<Ask>>().expect("each request has one").clone();
+            this.note(ask.number, What::Passes(layer));
             let answer = service.clone().oneshot(asked);
             async move {
                 let is_bad = |answer: &Result<Response<Body>, _>| {
