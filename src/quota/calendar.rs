@@ -160,6 +160,17 @@ impl Calendar {
         (self.start_of(number) == start).then_some(number)
     }
 
+    /// The end of a window with a state until then, if its boundaries are those of another edition,
+    /// and the state lasts no longer than the window.
+    pub(crate) fn only_end(self, start: i64, until: i64) -> Option<i64> {
+        let most = self.period.max_days() as i64 * DAY + 2 * MOST_MOVED;
+        let is_ours = || self.starting(start).is_some() && self.starting(until).is_some();
+        let is_theirs = until.saturating_sub(start) <= most
+            && !is_ours()
+            && self.windows_until(start, until) == 1;
+        is_theirs.then_some(until)
+    }
+
     pub(crate) fn after(self, start: i64, n: i64) -> i64 {
         self.start_of(self.number_from(start).saturating_add(n))
     }
@@ -208,22 +219,22 @@ pub(crate) struct SavedWindows(Vec<(Calendar, Span)>);
 
 impl SavedWindows {
     pub(crate) fn end_of(&self, calendar: Calendar, start: i64) -> Option<i64> {
-        let of = |(of, window): &&(Calendar, Span)| *of == calendar && window.start == start;
-        self.0.iter().find(of).map(|(_, window)| window.end)
+        let windows = self.0.iter().filter(|(of, _)| *of == calendar).map(|(_, window)| window);
+        if let Some(window) = windows.clone().find(|window| window.start == start) {
+            return Some(window.end);
+        }
+        // Behind one that ends early, the next one begins before a boundary, and lasts until the one
+        // after.
+        let before = windows.clone().find(|window| window.end == start)?;
+        let is_early = calendar.number(start) == calendar.number_from(before.start);
+        is_early.then(|| calendar.after(before.start, 2))
     }
 
     /// From now on this window ends as the file has it (S35).
     #[cfg(feature = "saved")]
     pub(crate) fn add(&mut self, calendar: Calendar, window: Span) {
-        let Span { start, end } = window;
-        if calendar.around(start) == window || self.end_of(calendar, start).is_some() {
-            return;
-        }
-        self.0.push((calendar, window));
-        // If it ends early, the next one begins before a boundary, and lasts until the one after.
-        if calendar.number(end) == calendar.number_from(start) {
-            let next = Span { start: end, end: calendar.after(start, 2) };
-            self.0.push((calendar, next));
+        if calendar.around(window.start) != window {
+            self.0.push((calendar, window));
         }
     }
 
@@ -240,7 +251,7 @@ impl SavedWindows {
 
         let first = *range.start().max(&(now - MOST));
         let last = *range.end().min(&(now + MOST));
-        let saved = self.0.iter().filter(|(of, window)| *of == calendar && first <= window.start);
+        let saved = self.0.iter().filter(|(of, window)| *of == calendar && first <= window.end);
         let mut windows: Vec<_> = saved.map(|(_, window)| *window).collect();
         let mut at = first;
         while at <= last {

@@ -191,11 +191,13 @@ impl Shard {
         let free = match self.table.find(home.fingerprint(quota), now, taken) {
             Found::Entry(slot) => {
                 let mut state = state(self.table.get(slot));
-                if let Anchor::Calendar(calendar) = quota.anchor {
-                    // A count that this process began ends as it began: the file has none of it.
-                    let saved = saved.end_of(calendar, state.start);
-                    let saved = saved.filter(|_| state.until != calendar.around(state.start).end);
-                    state.end = saved.unwrap_or_default();
+                // A count that this process began ends as it began: the file has none of it.
+                if let Anchor::Calendar(calendar) = quota.anchor
+                    && state.until != calendar.around(state.start).end
+                {
+                    let end = saved.end_of(calendar, state.start);
+                    let end = end.or_else(|| calendar.only_end(state.start, state.until));
+                    state.end = end.unwrap_or_default();
                 }
                 let window = Window::at(now, Some(state), quota, shift);
                 return (CountedIn::Own(slot), window);

@@ -260,3 +260,42 @@ fn another_edition_changes_no_window_that_runs() {
         assert!(next - end >= least - 6 * HOUR_MS, "{at}: a window of {} ms", next - end);
     }
 }
+
+/// Of some calendars, the file has no list of windows: as many as there are subscriptions.
+#[test]
+fn another_edition_binds_every_calendar() {
+    const HOUR_MS: u64 = 3_600_000;
+    let months = (1..=31).map(|day| Quota::per_month(5).from_day(day));
+    let years = (0..96).map(|i| Quota::per_year(5).from_date(1 + i % 12, 1 + i / 4));
+    let quotas: Vec<_> = months.chain(years).collect();
+    for clock_before in ["Etc/GMT-2", "Etc/GMT+1", "Etc/GMT+8"] {
+        let (folder, clock) = (folder(), ManualClock::at_ms(NOW_MS));
+        let limiters = |zone: &str| {
+            let any = Quota::per_second(1).name("api");
+            let any = any.store(open(&folder.path().join("counts"), 1_000, &clock));
+            let limiter = |quota: &Quota| any.with_quotas(quota.in_zone(zone));
+            quotas.iter().map(limiter).collect::<Vec<_>>()
+        };
+        let first = limiters(&format!("Etc/GMT+3={clock_before}"));
+        let ends: Vec<_> =
+            first.iter().map(|of| charge(of, "alice", 5, false).0.reset_at()).collect();
+        drop(first);
+        let second = limiters("Etc/GMT+3");
+        let mut order: Vec<_> = (0..quotas.len()).collect();
+        order.sort_by_key(|i| ends[*i]);
+        for i in order {
+            let (at, end) = (format!("{}, {clock_before}", quotas[i]), ms(ends[i]) as u64);
+            clock.set_ms(end - 1);
+            let refused = charge(&second[i], "alice", 1, false).0;
+            assert!(!refused.allowed() && refused.reset_at() == ends[i], "{at}: {refused:?}");
+            clock.set_ms(end);
+            let next = charge(&second[i], "alice", 1, false).0;
+            let length = ms(next.reset_at()) as u64 - end;
+            assert!(next.used() == 1 && length > 27 * 24 * HOUR_MS, "{at}: {next:?}");
+            clock.set_ms(end + 7 * HOUR_MS);
+            let next = charge(&second[i], "alice", 1, false).0;
+            assert_eq!(next.used(), 2, "{at}: {next:?}");
+            clock.set_ms(end);
+        }
+    }
+}
