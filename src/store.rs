@@ -62,7 +62,8 @@ pub use crate::window::State;
 ///    was never polled, the charge must not happen.
 ///
 /// A store that is called over a network, or that can fail, needs no deadline, breaker or fallback
-/// of its own: [`Remote::around`] adds these.
+/// of its own: [`Remote::around`] adds these. Without it, a request is refused with 503 if the store
+/// returns an error.
 ///
 /// The conformance suite (the crate `tower-fixed-window-conformance`) checks all but the last two:
 /// [the guide](crate::guide::many_nodes#a-store-of-your-own) runs it.

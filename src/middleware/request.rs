@@ -31,7 +31,7 @@ use super::service::{Current, Settings};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
 use crate::limits::{ChargedLine, Limits, Receipt, ReceiptLine, observe};
-use crate::observe::Event;
+use crate::observe::{self, Event};
 use crate::queue::Place;
 use crate::quota::Quotas;
 #[cfg(feature = "tracing")]
@@ -266,8 +266,16 @@ impl LimitedRequest {
             }
             Ok(decision) => self.refused(Reason::RateLimited(decision)),
             // Without an answer there is no standing to report (S23).
-            Err(error) if error.denies() && !self.is_shadow() => self.refused(Reason::StoreFailed),
-            Err(_) => self.fail_open(parts),
+            Err(error) if error.allows() || self.is_shadow() => self.fail_open(parts),
+            Err(error) => {
+                if !error.denies() {
+                    observe::mistake(&format_args!(
+                        "{error}: requests are refused with 503, since this limit's store has no \
+                         policy. Write .store(Remote::around(..)), which counts in memory meanwhile"
+                    ));
+                }
+                self.refused(Reason::StoreFailed)
+            }
         }
     }
 

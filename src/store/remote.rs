@@ -211,7 +211,10 @@ impl Store for Remote {
             let charge = charge.as_charge();
             let Account { scope, key, .. } = charge.account();
             let decision = match caller.call_store(scope, key, |store| store.charge(charge)).await {
-                Err(error) if !error.is_apart() => return caller.stand_in(charge, error).await,
+                // A single line can't lie apart.
+                Err(error) if !error.is_apart() || charge.is_single() => {
+                    return caller.stand_in(charge, error).await;
+                }
                 answer => answer?,
             };
             for (place, (line, sent)) in charge.each().zip(sent).enumerate() {

@@ -13,10 +13,14 @@ use std::pin::pin;
 use std::time::Duration;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{FixedWindowLayer, Key, Limit, Limiter, OnStoreFailure, Quota, Quotas};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::testing::{ask as ask_layer, block_on};
+use tower_fixed_window::{
+    Decision, FixedWindowLayer, Key, Limit, Limiter, Limits, OnStoreFailure, Quota, Quotas,
+    StoreError,
+};
 
-use crate::support::{Mood, TestStore, get, limit_headers, used};
+use crate::support::{Log, Mood, TestStore, get, limit_headers, used};
 
 const FAILURES: [Mood; 2] = [Mood::FailsNow, Mood::FailsLater];
 
@@ -98,6 +102,55 @@ async fn deny_answers_503_not_429() {
         assert_eq!(body["status"], 503);
         assert_eq!(calls.load(Ordering::SeqCst), 0);
     }
+}
+
+/// Each call fails as it says.
+#[derive(Clone)]
+struct Fails(StoreError);
+
+impl Store for Fails {
+    fn charge(&self, _: Charge<'_>) -> Reply<Decision> {
+        Reply::from(Err(self.0.clone()))
+    }
+
+    fn adjust(&self, _: Adjust<'_>) -> Reply<()> {
+        Reply::from(Err(self.0.clone()))
+    }
+
+    fn reset(&self, _: &Scope, _: &Key) -> Reply<()> {
+        Reply::from(Err(self.0.clone()))
+    }
+}
+
+#[test]
+fn only_allow_lets_requests_pass_uncounted_whatever_the_store_says() {
+    let statuses = |store: Arc<dyn Store>, limits: &[&str]| {
+        let limits = limits.iter().map(|name| Limit::new(THREE).name(name).key(Key::global()));
+        let layer = FixedWindowLayer::new(Limits::new(limits).store(store));
+        [(); 5].map(|()| ask_layer(&layer, Request::get("/")).status().as_u16())
+    };
+    let log = Log::start();
+    for fails in [
+        StoreError::new("the table is locked"),
+        StoreError::new("the table is locked").unsent(),
+        StoreError::new("the table is locked").of_key(),
+        StoreError::new("the table is locked").apart(),
+    ] {
+        let under = |policy| Arc::new(Remote::around(Fails(fails.clone())).on_failure(policy));
+        for limits in [&["one"][..], &["one", "two"]] {
+            assert_eq!(statuses(Arc::new(Fails(fails.clone())), limits), [503; 5]);
+            assert_eq!(statuses(under(OnStoreFailure::Deny), limits), [503; 5]);
+            let local = [200, 200, 200, 429, 429];
+            assert_eq!(statuses(under(OnStoreFailure::Local), limits), local);
+            assert_eq!(statuses(under(OnStoreFailure::Allow), limits), [200; 5]);
+        }
+    }
+    let told = log.text();
+    let told: Vec<_> = told.lines().filter(|line| line.contains("ERROR")).collect();
+    let is_cause =
+        |line: &&&str| line.contains("the table is locked: requests are refused with 503");
+    assert_eq!(told.iter().filter(is_cause).count(), 1, "once: {told:#?}");
+    assert!(told.iter().any(|line| line.contains("Remote::around(..)")), "{told:#?}");
 }
 
 #[tokio::test]
