@@ -283,6 +283,9 @@ impl RedisStore {
     /// several servers and looks only at the first key of a call, such as Twemproxy and Envoy:
     /// otherwise other keys would be counted on the wrong server. A [cluster](Self::cluster)
     /// refuses such calls without executing them, and the store then stops sharing calls by itself.
+    ///
+    /// Set this before you clone the store: afterwards, it counts in a memory of its own while Redis
+    /// is down, and remembers its own refusals.
     #[must_use]
     pub fn one_by_one(self) -> Self {
         self.with_calls(|calls| calls.one_by_one = true)
