@@ -1,7 +1,7 @@
+//! The guide, a page for each subject: the [front page](crate#features) says by task which to read.
+
 // If a link or a picture is defined twice, the first definition wins: in rustdoc the pages are
 // modules and contain their pictures, in the repository both are files.
-#![cfg_attr(not(doctest), doc = include_str!("guide/links.md"))]
-#![doc = include_str!("../docs/README.md")]
 
 macro_rules! pages {
     ($($page:ident: $($text:literal)+;)*) => {$(

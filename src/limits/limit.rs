@@ -117,21 +117,6 @@ impl Limit {
     }
 
     /// Sets the key that requests are counted by. The default is [`peer_ip`](crate::key::peer_ip).
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::key::header;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Limit, Quota};
-    ///
-    /// let limit = Limit::new(Quota::per_minute(1)).key(header("x-tenant"));
-    /// let layer = FixedWindowLayer::new(limit);
-    ///
-    /// assert_eq!(ask(&layer, Request::get("/").header("x-tenant", "a")).status(), 200);
-    /// assert_eq!(ask(&layer, Request::get("/").header("x-tenant", "b")).status(), 200);
-    /// assert_eq!(ask(&layer, Request::get("/").header("x-tenant", "a")).status(), 429);
-    /// assert_eq!(ask(&layer, Request::get("/")).status(), 400);
-    /// ```
     pub fn key<K: KeyExtractor>(mut self, key: K) -> Self {
         self.key_type = type_name::<K>();
         self.key = Arc::new(key);
@@ -141,26 +126,6 @@ impl Limit {
     /// Sets the key that requests are counted by, with a closure. If it returns `None`, the request
     /// is refused. A client can write a path, a host or a header in many ways: count by [the value
     /// that your app uses](crate::guide::keys#different-spellings-of-one-value).
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Limit, Quota};
-    ///
-    /// /// Your authentication layer puts it into the request's extensions.
-    /// #[derive(Clone)]
-    /// struct Claims { organisation: u64 }
-    ///
-    /// let by_organisation = Limit::new(Quota::per_minute(1))
-    ///     .key_fn(|parts| Some(Key::from(parts.extensions.get::<Claims>()?.organisation)));
-    /// let layer = FixedWindowLayer::new(by_organisation);
-    /// let of = |organisation| Request::get("/").extension(Claims { organisation });
-    ///
-    /// assert_eq!(ask(&layer, of(1)).status(), 200);
-    /// assert_eq!(ask(&layer, of(2)).status(), 200);
-    /// assert_eq!(ask(&layer, of(1)).status(), 429);
-    /// assert_eq!(ask(&layer, Request::get("/")).status(), 400);
-    /// ```
     pub fn key_fn<F>(self, key: F) -> Self
     where
         F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,

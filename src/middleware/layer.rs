@@ -179,22 +179,8 @@ impl<J> FixedWindowLayer<J> {
     /// instead of a limit. A CORS layer outside of this one answers preflights itself, so they
     /// never reach the limit.
     ///
-    /// Any client can send these headers and is then unlimited: use this only if the handler for
-    /// `OPTIONS` inside of the limit is cheap.
-    ///
-    /// ```
-    /// use http::Request;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(0).key(Key::global())).skip_preflight();
-    ///
-    /// let preflight = Request::options("/")
-    ///     .header("origin", "https://app.example")
-    ///     .header("access-control-request-method", "PUT");
-    /// assert_eq!(ask(&layer, preflight).status(), 200);
-    /// assert_eq!(ask(&layer, Request::put("/")).status(), 429);
-    /// ```
+    /// Any client can send these headers and is then unlimited, as with [`skip`](Self::skip): use
+    /// this only if the handler for `OPTIONS` inside of the limit is cheap.
     pub fn skip_preflight(mut self) -> Self {
         self.options.skip_preflight = true;
         self
@@ -288,25 +274,8 @@ impl<J> FixedWindowLayer<J> {
         self.waiting.close();
     }
 
-    /// Puts the [`Decision`](crate::Decision) into the extensions of requests that pass, for
-    /// handlers to read.
-    ///
-    /// ```
-    /// use axum::{Extension, routing::any};
-    /// use http::Request;
-    /// use tower_fixed_window::testing::ask_around;
-    /// use tower_fixed_window::{Decision, FixedWindowLayer, Key, Quota};
-    ///
-    /// async fn handler(Extension(decision): Extension<Decision>) -> String {
-    ///     format!("{} left", decision.remaining())
-    /// }
-    ///
-    /// let limit = Quota::per_minute(5).key(Key::global());
-    /// let layer = FixedWindowLayer::new(limit).expose_decision();
-    ///
-    /// let response = ask_around(&layer, any(handler), Request::get("/"));
-    /// assert_eq!(response.status(), 200);
-    /// ```
+    /// Puts the [`Decision`](crate::Decision) into the extensions of requests that pass: a handler of
+    /// axum reads it as `Extension<Decision>`.
     pub fn expose_decision(mut self) -> Self {
         self.options.expose_decision = true;
         self

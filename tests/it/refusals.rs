@@ -5,12 +5,13 @@ use std::str;
 use std::time::{Duration, UNIX_EPOCH};
 
 use axum::body::{Body, to_bytes};
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
+use axum::response::IntoResponse;
 use axum::routing::get as on_get;
 use fastrand::Rng;
 use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Request, Response, StatusCode};
 use tower::{Layer, ServiceExt};
 use tower_fixed_window::key::header;
 use tower_fixed_window::{
@@ -195,6 +196,37 @@ async fn a_failure_is_completed_as_a_refusal_by_a_limit_is() {
     let own = refused(&failing().reject(Plain)).await;
     assert_eq!(own.status(), 503);
     assert_eq!(without_type(&own), without_type(&refused(&failing().reject(EmptyBody)).await));
+}
+
+/// As in the example of `Limiter::headers`.
+struct User(HeaderMap);
+
+impl FromRequestParts<Limiter> for User {
+    type Rejection = axum::response::Response;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Limiter) -> Result<Self, Self::Rejection> {
+        let id = parts.headers.get("x-user").ok_or(StatusCode::UNAUTHORIZED.into_response())?;
+        let decision = api.check(id.to_str().expect("text")).await;
+        let decision = decision.map_err(IntoResponse::into_response)?;
+        let headers = api.headers(&decision, Headers::GitHub);
+        decision.into_result().map_err(IntoResponse::into_response)?;
+        Ok(Self(headers))
+    }
+}
+
+#[tokio::test]
+async fn an_extractor_of_axum_limits_and_its_responses_have_the_headers() {
+    let hello = async |User(headers): User| headers;
+    let api = Limiter::new(Quota::per_hour(1).name("api"));
+    let app = axum::Router::new().route("/", on_get(hello)).with_state(api);
+    for (user, status, left) in [("1", 200, "0"), ("1", 429, "0"), ("2", 200, "0")] {
+        let request = Request::get("/").header("x-user", user).body(Body::empty());
+        let response = app.clone().oneshot(request.expect("a request")).await.expect("infallible");
+        assert_eq!(response.status(), status);
+        assert_eq!(response.headers()["x-ratelimit-remaining"], left);
+    }
+    let response = app.oneshot(get("/")).await.expect("infallible");
+    assert_eq!(response.status(), 401);
 }
 
 #[tokio::test]
