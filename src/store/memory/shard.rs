@@ -195,8 +195,8 @@ impl Shard {
                 if let Anchor::Calendar(calendar) = quota.anchor
                     && state.until != calendar.around(state.start).end
                 {
-                    let end = saved.end_of(calendar, state.start);
-                    let end = end.or_else(|| calendar.only_end(state.start, state.until));
+                    let end = calendar.only_end(state.start, state.until);
+                    let end = end.or_else(|| saved.end_of(calendar, state.start));
                     state.end = end.unwrap_or_default();
                 }
                 let window = Window::at(now, Some(state), quota, shift);

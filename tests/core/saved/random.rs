@@ -299,3 +299,41 @@ fn another_edition_binds_every_calendar() {
         }
     }
 }
+
+/// By one edition the first window ended, by the next one another has begun there, which ends by none
+/// of the third.
+#[test]
+fn editions_one_after_the_other_bind_each_window_once() {
+    const HOUR_MS: u64 = 3_600_000;
+    let quotas = [
+        Quota::per_day(5),
+        Quota::per_week(5),
+        Quota::per_month(5),
+        Quota::per_month(5).from_day(31),
+        Quota::per_year(5).from_date(2, 29),
+    ];
+    let clocks = ["Etc/GMT+1", "Etc/GMT+3", "Etc/GMT+4", "Etc/GMT+6"];
+    for (quota, i) in quotas.into_iter().flat_map(|quota| (0..16).map(move |i| (quota, i))) {
+        let (folder, clock) = (folder(), ManualClock::at_ms(NOW_MS));
+        let limiter = |clock_of: &str| {
+            let store = open(&folder.path().join("counts"), 100, &clock);
+            quota.in_zone(&format!("Etc/GMT+3={clock_of}")).name("api").store(store)
+        };
+        let (one, other) = (clocks[i / 4], clocks[i % 4]);
+        let first = charge(&limiter(one), "alice", 5, false).0;
+        let at = format!("{quota}: {one}, {other}");
+        let end = ms(first.reset_at()) as u64;
+        clock.set_ms(end - 1);
+        let second = limiter(other);
+        assert!(!charge(&second, "alice", 1, false).0.allowed(), "{at}");
+        clock.set_ms(end);
+        let next = charge(&second, "alice", 2, false).0;
+        drop(second);
+        let known = (2, next.reset_at());
+        for before in [6 * HOUR_MS, 1] {
+            clock.set_ms(ms(next.reset_at()) as u64 - before);
+            let found = answer(limiter("Etc/GMT+3").peek("alice"));
+            assert_eq!((found.used(), found.reset_at()), known, "{at}, {before}");
+        }
+    }
+}
