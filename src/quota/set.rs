@@ -213,32 +213,20 @@ impl Plan {
     }
 }
 
-impl From<Quota> for Plan {
-    fn from(quota: Quota) -> Self {
-        Self(Some(quota.into()))
-    }
+macro_rules! is_a_plan {
+    ($($quotas:ty),*) => {$(
+        impl From<$quotas> for Plan {
+            fn from(quotas: $quotas) -> Self {
+                Self(Some(quotas.into()))
+            }
+        }
+
+        impl From<Option<$quotas>> for Plan {
+            fn from(quotas: Option<$quotas>) -> Self {
+                Self(quotas.map(Into::into))
+            }
+        }
+    )*};
 }
 
-impl From<Quotas> for Plan {
-    fn from(quotas: Quotas) -> Self {
-        Self(Some(quotas))
-    }
-}
-
-impl From<&Quotas> for Plan {
-    fn from(quotas: &Quotas) -> Self {
-        Self(Some(*quotas))
-    }
-}
-
-impl From<Option<Quota>> for Plan {
-    fn from(quota: Option<Quota>) -> Self {
-        Self(quota.map(Quotas::from))
-    }
-}
-
-impl From<Option<Quotas>> for Plan {
-    fn from(quotas: Option<Quotas>) -> Self {
-        Self(quotas)
-    }
-}
+is_a_plan!(Quota, Quotas, &Quotas);
