@@ -14,7 +14,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
@@ -23,8 +23,8 @@ use tokio::time::Instant;
 
 use super::connect::NEVER;
 use super::link::{Links, Origin, Servers};
-use super::script::{Answer, Commands, instant};
-use crate::sync::{self, AtEnd};
+use super::script::{Answer, Commands, decide, instant, time_outside};
+use crate::sync;
 use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
 use tower_fixed_window::{Clock, Decision, Key, Store, StoreError, SystemClock};
 
@@ -71,22 +71,22 @@ impl Calls {
     }
 
     /// Asks once more if the server's time was outside of the calendars' boundaries.
-    async fn ask_server(&self, question: impl Fn() -> Question) -> Result<Answer, StoreError> {
+    async fn ask_server(&self, question: impl Fn() -> Question) -> Result<Vec<Answer>, StoreError> {
         let now = Instant::now();
         let until = now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER);
         let answer = self.send_once(question(), until).await?;
-        let Some(time) = answer.time_outside() else { return Ok(answer) };
-        self.commands.calendars.correct_time(time);
+        let Some(time) = time_outside(&answer) else { return Ok(answer) };
+        self.commands.correct_time(time);
         self.send_once(question(), until).await
     }
 
-    async fn send_once(&self, asked: Question, until: Instant) -> Result<Answer, StoreError> {
+    async fn send_once(&self, asked: Question, until: Instant) -> Result<Vec<Answer>, StoreError> {
         let gather = self.runtimes.current_gather()?;
-        match self.one_by_one || gather.one_by_one.load(Relaxed) {
-            true if asked.len() > 1 => Err(apart_error()),
-            true => gather.send_alone(asked, until).await,
-            false => gather.send_shared(asked, until).await,
+        let alone = self.one_by_one || gather.one_by_one.load(Relaxed);
+        if alone && asked.len() > 1 {
+            return Err(apart_error());
         }
+        gather.send(asked, until, alone).await
     }
 }
 
@@ -95,8 +95,8 @@ impl Store for Calls {
         let (this, charge, now) = (self.clone(), charge.to_owned(), self.now());
         Reply::later(async move {
             let charge = charge.as_charge();
-            let answer = this.ask_server(|| this.commands.charge(&charge, now)).await?;
-            answer.decide(&charge, now).ok_or_else(unexpected_answer)
+            let answers = this.ask_server(|| this.commands.charge(&charge, now)).await?;
+            decide(&answers, &charge, now).ok_or_else(unexpected_answer)
         })
     }
 
@@ -112,17 +112,16 @@ impl Store for Calls {
         let (this, adjust, now) = (self.clone(), adjust.to_owned(), self.now());
         Reply::later(async move {
             let adjust = adjust.as_adjust();
-            let answer = this.ask_server(|| vec![this.commands.adjust(&adjust, now)]).await?;
-            answer.time_outside().map_or(Ok(()), |_| Err(unexpected_answer()))
+            let answers = this.ask_server(|| vec![this.commands.adjust(&adjust, now)]).await?;
+            time_outside(&answers).map_or(Ok(()), |_| Err(unexpected_answer()))
         })
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        let (this, key) =
-            (Self { one_by_one: true, ..self.clone() }, self.commands.key(scope, key));
+        let this = Self { one_by_one: true, ..self.clone() };
+        let (scope, key) = (scope.clone(), key.clone());
         Reply::later(async move {
-            let answer = this.ask_server(|| vec![redis::cmd("DEL").arg(&key).take()]).await;
-            answer.map(|_| ())
+            this.ask_server(|| vec![this.commands.reset(&scope, &key)]).await.map(|_| ())
         })
     }
 
@@ -135,8 +134,8 @@ impl Store for Calls {
     }
 
     fn is_cut_off(&self, scope: &Scope, key: &Key) -> bool {
-        let server = self.look(scope, key, |of| of.is_cut_off().then_some(of.number));
-        server.is_some_and(|server| !self.runtimes.has_connection(server))
+        let server = self.fault_domain(scope, key);
+        self.runtimes.current_gather().is_ok_and(|gather| gather.links.is_cut_off(server))
     }
 
     fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
@@ -153,14 +152,14 @@ impl Store for Calls {
 }
 
 /// Each has a connection and calls in flight of its own, so that its end does not affect the
-/// others.
+/// others. Nothing is left of one that has ended.
 struct Runtimes {
     servers: Arc<Servers>,
     gathers: Mutex<HashMap<Id, OfRuntime>>,
 }
 
-/// The task that waits for the runtime's end is done when the sender is dropped.
-type OfRuntime = (Arc<Gather>, oneshot::Sender<()>);
+/// The task that keeps it ends with the runtime, or when the sender is dropped.
+type OfRuntime = (Weak<Gather>, oneshot::Sender<()>);
 
 impl Runtimes {
     /// Connects at once if called in a runtime.
@@ -170,35 +169,21 @@ impl Runtimes {
         this
     }
 
-    /// In the current runtime.
-    fn has_connection(&self, server: u64) -> bool {
-        let Ok(runtime) = Handle::try_current() else { return false };
-        let gathers = sync::lock(&self.gathers);
-        gathers.get(&runtime.id()).is_some_and(|(gather, _)| gather.links.has_connection(server))
-    }
-
-    fn current_gather(self: &Arc<Self>) -> Result<Arc<Gather>, StoreError> {
+    fn current_gather(&self) -> Result<Arc<Gather>, StoreError> {
         let outside = |_| StoreError::new("Redis is called outside of a tokio runtime").unsent();
         let runtime = Handle::try_current().map_err(outside)?;
         let (mut gathers, id) = (sync::lock(&self.gathers), runtime.id());
-        if let Some((gather, _)) = gathers.get(&id) {
-            return Ok(Arc::clone(gather));
+        if let Some(gather) = gathers.get(&id).and_then(|(gather, _)| gather.upgrade()) {
+            return Ok(gather);
         }
+        gathers.retain(|_, (gather, _)| gather.strong_count() > 0);
         let gather = Arc::new(Gather::new(Links::new(&self.servers), runtime.clone()));
-        let (until, end) = oneshot::channel::<()>();
-        gathers.insert(id, (Arc::clone(&gather), until));
-        drop(gathers);
-        let of = Arc::downgrade(self);
-        let leave = AtEnd(move || {
-            if let Some(of) = of.upgrade() {
-                let left = sync::lock(&of.gathers).remove(&id);
-                drop(left);
-            }
-        });
-        // The task is also dropped when its runtime ends.
+        let (until, end) = oneshot::channel();
+        gathers.insert(id, (Arc::downgrade(&gather), until));
+        let kept = Arc::clone(&gather);
         runtime.spawn(async move {
             let _ = end.await;
-            drop(leave);
+            drop(kept);
         });
         Ok(gather)
     }

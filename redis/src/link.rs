@@ -33,9 +33,9 @@
 //!
 //! - `Links`: the link of a store, or one for each node of a cluster. `Servers`: the same, common to
 //!   all runtimes.
-//! - `Link`: gives calls a connection, and notes how each call ended. `Connection`: what one call
-//!   sends over (both here).
-//! - `Upkeep`: the connection of a link, its `Status`, and the tasks that check it and make others.
+//! - `Link`: gives calls a connection and notes how each call ended (here), and has the connection,
+//!   its `Status`, and the task that checks it and makes others (`upkeep`).
+//! - `Connection`: what one call sends over.
 //! - `Health`: what calls over one connection have told of it.
 //! - `Origin`: where connections come from, common to all runtimes. `Handle`: a connection of the
 //!   client library, of any kind.
@@ -46,7 +46,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, cmd, pipe};
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connect::{NEVER, silence};
@@ -62,150 +62,126 @@ pub(super) use nodes::{Links, Servers};
 pub(super) use origin::Name;
 use origin::{Handle, needs_replacement};
 pub(super) use origin::{Origin, is_from_replica};
-use upkeep::{PAUSE, Status, Upkeep};
+use upkeep::{Link, PAUSE};
 
 /// Without answers for this long, a connection is tested before it is used.
 const IDLE: Duration = Duration::from_secs(1);
 
-#[derive(Clone)]
-struct Link(Arc<Upkeep>);
-
 impl Link {
-    /// Begins to connect, in the current runtime.
-    fn new(origin: &Arc<Origin>) -> Self {
-        let upkeep = Arc::new(Upkeep::new(origin));
-        upkeep.renew();
-        Self(upkeep)
-    }
-
     /// Returns a connection that is known to be alive. If it was lost, waits for one until
     /// `patience` after the loss; later, fails at once, while a task connects.
-    async fn get_connection(&self, patience: Duration) -> RedisResult<Connection> {
+    async fn get_connection(self: &Arc<Self>, patience: Duration) -> RedisResult<Connection> {
         let patience = patience.min(NEVER).as_millis() as u64;
         // Calls go in order of arrival, those that come when a connection is there, too.
-        let turns = &self.0.turns;
-        let mut turn = Arc::clone(turns).try_lock_owned().ok();
-        let mut changes = None::<watch::Receiver<Status>>;
+        let mut turn = Arc::clone(&self.turns).try_lock_owned().ok();
+        let mut changes = self.status.subscribe();
         loop {
-            match (self.try_get(patience)?, &turn, &mut changes) {
-                (Ok(connection), Some(_), _) => return Ok(Connection { turn, ..connection }),
-                (Ok(_), None, _) => turn = Some(Arc::clone(turns).lock_owned().await),
-                (Err(until), None, _) => {
-                    turn = timeout_at(until, Arc::clone(turns).lock_owned()).await.ok();
-                }
-                (Err(until), _, Some(changes)) => {
-                    let _ = timeout_at(until, changes.changed()).await;
-                }
-                // Look once more with the subscription, so that no change is missed.
-                (Err(_), _, none) => *none = Some(self.0.status.subscribe()),
+            let until = match self.try_get(patience)? {
+                Ok(connection) if turn.is_some() => return Ok(Connection { turn, ..connection }),
+                Ok(_) => Instant::now() + PAUSE,
+                Err(until) => until,
+            };
+            if turn.is_some() {
+                let _ = timeout_at(until, changes.changed()).await;
+            } else {
+                turn = timeout_at(until, Arc::clone(&self.turns).lock_owned()).await.ok();
             }
         }
     }
 
     /// Or until when to wait for a change.
-    fn try_get(&self, patience: u64) -> RedisResult<Result<Connection, Instant>> {
-        let Self(upkeep) = self;
-        let origin = &upkeep.origin;
+    fn try_get(self: &Arc<Self>, patience: u64) -> RedisResult<Result<Connection, Instant>> {
+        let origin = &self.origin;
         let now = origin.now();
-        let status = upkeep.status.borrow();
+        let status = self.status.borrow();
         let health = Arc::clone(&status.health);
         // An answer is overdue, and perhaps no caller waited for it.
-        let silent = health.answer_due().is_some_and(|until| until <= now);
-        if let Some(connection) = status.connection.as_ref().filter(|_| health.is_well()) {
+        let silent = (1..=now).contains(&health.answer_due.load(Relaxed));
+        if let Some(connection) = &status.connection
+            && health.is_well()
+        {
             let answered_at = health.answered_at.load(Relaxed);
             if now.saturating_sub(answered_at) < IDLE.as_millis() as u64 && !silent {
                 return Ok(Ok(Connection {
                     connection: connection.boxed(),
-                    link: self.clone(),
-                    made: status.made,
+                    link: Arc::clone(self),
                     health,
-                    after_replica: status.after_replica && status.made_at.elapsed() < IDLE,
+                    is_replaceable: status.in_vain == 0 || status.made_at.elapsed() >= IDLE,
                     at: now,
                     turn: None,
                     asks: false,
                     unsent: false,
                 }));
             }
-            let (check, ends_at) = upkeep.check(&status, None);
             drop(status);
-            if health.mark_suspect(now, ends_at) {
-                tokio::spawn(check);
-            }
+            self.renew();
             return Ok(Err(origin.instant(now) + PAUSE));
         }
-        upkeep.asked_at.store(now, Relaxed);
-        let check_ends = health.check_ends.load(Relaxed);
-        if now < check_ends {
-            return Ok(Err(origin.instant(check_ends)));
-        }
+        self.asked_at.store(now, Relaxed);
         if status.attempts.is_none() {
             // No caller asked for a while, so this one waits with all its patience.
-            health.mark_lost(now);
+            health.lost_since.store(now, Relaxed);
             drop(status);
-            upkeep.renew();
+            self.renew();
             return Ok(Err(origin.instant(now) + PAUSE));
         }
-        let until = health.lost_since().saturating_add(patience);
+        let lost_since = health.lost_since.load(Relaxed);
+        let until = lost_since.saturating_add(patience);
         let failed = status.attempts == Some(0) && status.error.is_some();
         if !failed && now < until {
             return Ok(Err(origin.instant(until)));
         }
-        if failed || now >= health.lost_since().saturating_add(upkeep.pace()) {
-            origin.cut_off(health.lost_since());
+        if failed || now >= lost_since + self.pace() {
+            self.is_cut_off.store(true, Relaxed);
         }
         Err(status.error.clone().unwrap_or_else(silence))
     }
 
     /// Calls wait for another connection until their patience, counted from `since`, has ended.
     /// Returns `false` if it was lost already, or replaced.
-    fn mark_lost(&self, made: u64, health: &Health, since: u64) -> bool {
-        let first = self.0.status.borrow().made == made && health.mark_lost_once(since);
+    fn mark_lost(self: &Arc<Self>, health: &Arc<Health>, since: u64) -> bool {
+        let is_current = Arc::ptr_eq(&self.status.borrow().health, health);
+        let first = is_current && health.mark_lost_once(since);
         if first {
-            self.0.renew();
+            self.renew();
         }
         first
     }
 
     /// A call that was sent at `at` has no answer. One whose callers waited for less than it takes
     /// to judge a connection says nothing about it.
-    fn report_silence(&self, made: u64, health: &Health, at: u64) {
-        let is_judged = self.0.origin.now() >= at.saturating_add(self.0.pace());
+    fn report_silence(self: &Arc<Self>, health: &Arc<Health>, at: u64) {
+        let now = self.origin.now();
+        let is_judged = now >= at.saturating_add(self.pace());
         // No call was answered since this one was sent: more than this one is late.
         if is_judged && health.answered_at.load(Relaxed) <= at {
-            self.mark_silent(made, health, at);
-        }
-    }
-
-    /// Tests the connection: it may answer again.
-    fn mark_silent(&self, made: u64, health: &Health, since: u64) {
-        if self.mark_lost(made, health, since) {
-            let (check, ends_at) = self.0.check(&self.0.status.borrow(), Some(since));
-            health.check_ends.store(ends_at, Relaxed);
-            tokio::spawn(check);
+            // Calls that come now wait for the check, too.
+            let checked = at + 2 * self.grace().as_millis() as u64;
+            self.mark_lost(health, checked.min(now));
         }
     }
 }
 
 pub(super) struct Connection {
     connection: Box<dyn Handle>,
-    link: Link,
-    made: u64,
-    health: Arc<Health>,
-    /// The connection before led to a replica: if this one does, the next one may, too.
-    after_replica: bool,
+    link: Arc<Link>,
+    pub(super) health: Arc<Health>,
+    /// If it leads to a replica: the connection before was of use, and the next one may be.
+    pub(super) is_replaceable: bool,
     at: u64,
     /// Until the first call is handed over.
     turn: Option<OwnedMutexGuard<()>>,
     /// The key is on its way to this node of a cluster.
     asks: bool,
-    unsent: bool,
+    /// It had ended before the last command was handed to it.
+    pub(super) unsent: bool,
 }
 
 impl Connection {
     pub(super) async fn send(&mut self, call: &Cmd) -> RedisResult<Value> {
-        let Link(upkeep) = &self.link;
+        let link = &self.link;
         let health = &*self.health;
-        if health.rests_since(upkeep.origin.now()) {
+        if health.rests_since(link.origin.now()) {
             // Its answer is not awaited. A connection that does not take it has ended.
             let mut probe = cmd("PING");
             let taken = self.connection.req_packed_command(probe.set_no_response(true)).await;
@@ -213,7 +189,7 @@ impl Connection {
             taken?;
         }
         let start = Instant::now();
-        health.note_sent(upkeep.origin.now() + upkeep.pace());
+        health.note_sent(link.origin.now() + link.pace());
         // In one piece: `ASKING` is of the next command, whichever that is.
         let asking = self.asks.then(|| pipe().cmd("ASKING").add_command(call.clone()).clone());
         let mut answer = match &asking {
@@ -224,78 +200,46 @@ impl Connection {
             }
         };
         self.turn = None;
-        let answer = match timeout(Duration::from_millis(upkeep.pace()), &mut answer).await {
+        let answer = match timeout(Duration::from_millis(link.pace()), &mut answer).await {
             Ok(answer) => answer,
             Err(_) => {
-                self.link.report_silence(self.made, &self.health, self.at);
+                self.link.report_silence(&self.health, self.at);
                 answer.await
             }
         };
         let answer = answer.map_err(name_end);
         if answer.is_ok() {
-            upkeep.note_round_trip(start.elapsed());
-            let now = upkeep.origin.now();
-            health.note_answer(now, false);
-            upkeep.origin.note_answer(now);
+            link.note_round_trip(start.elapsed());
+            health.note_answer(link.origin.now(), false);
         }
         answer
     }
 
     /// `None` if no answer came.
     pub(super) fn report_outcome<T>(&self, outcome: Option<Result<&T, &RedisError>>) {
-        let &Self { ref link, made, ref health, at, .. } = self;
-        let Link(upkeep) = link;
-        let now = upkeep.origin.now();
+        let Self { link, health, .. } = self;
+        let now = link.origin.now();
         match outcome {
             // A closed connection can be replaced at once.
-            Some(Err(error)) if error.is_io_error() => link.mark_silent(made, health, now),
+            Some(Err(error)) if error.is_io_error() => _ = link.mark_lost(health, now),
             // A server that refuses calls can't: callers get the error.
             Some(Err(error)) if needs_replacement(error) => {
-                if is_from_replica(error) {
-                    health.led_to_replica.store(true, Relaxed);
-                }
-                if link.mark_lost(made, health, 0) {
+                health.refuses.store(true, Relaxed);
+                if link.mark_lost(health, 1) {
                     let error = Some(error.clone());
-                    upkeep.status.send_modify(|status| status.error = error);
+                    link.status.send_modify(|status| status.error = error);
                 }
             }
             Some(answer) => health.note_answer(now, answer.is_ok()),
-            None => link.report_silence(made, health, at),
+            None => link.report_silence(health, self.at),
         }
-    }
-
-    pub(super) fn keeps_scripts(&self) -> bool {
-        self.health.keeps_scripts()
-    }
-
-    /// `None`: the script itself was sent.
-    pub(super) fn note_script(&self, is_missing: Option<bool>) {
-        match is_missing {
-            Some(is_missing) => self.health.note_script(self.at, is_missing),
-            None => self.health.note_script_sent(self.link.0.origin.now()),
-        }
-    }
-
-    /// The connection had ended before the last command was handed to it.
-    pub(super) fn is_unsent(&self) -> bool {
-        self.unsent
-    }
-
-    /// Another connection may lead to the master if this one leads to a replica.
-    pub(super) fn is_replaceable(&self) -> bool {
-        !self.after_replica
     }
 
     pub(super) fn replace(self) {
-        let Self { link, made, health, unsent, .. } = self;
-        let now = link.0.origin.now();
-        if unsent {
-            link.mark_silent(made, &health, now);
-        } else {
-            // Another server may be the master now.
-            health.led_to_replica.store(true, Relaxed);
-            link.mark_lost(made, &health, now);
-        }
+        let Self { link, health, unsent, .. } = self;
+        // If a call was sent, a replica has refused it. Another server may be the master now.
+        health.refuses.fetch_or(!unsent, Relaxed);
+        link.mark_lost(&health, link.origin.now());
     }
 }
 

@@ -1,10 +1,9 @@
 //! The scripts: how they are called, and what their answers mean.
 
 use std::ops::RangeInclusive;
-use std::slice;
 use std::sync::LazyLock;
 
-use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value, cmd};
+use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value};
 
 use tower_fixed_window::Decision;
 use tower_fixed_window::store::{Account, Charge, State, Windows};
@@ -12,15 +11,15 @@ use tower_fixed_window::store::{Account, Charge, State, Windows};
 mod command;
 mod merged;
 
-pub(super) use command::{Commands, instant};
-pub(super) use merged::MergedCall;
+pub(super) use command::{Command, Commands, instant};
+pub(super) use merged::{Answered, MergedCall};
 
 /// `window.rs`, in Lua, for one decision. Some proxies run only scripts whose commands and keys are
 /// literals, `redis.call('HGET', KEYS[1], ..)`: tests/lints looks at each.
-pub(super) static ONE: LazyLock<Lua> =
+static ONE: LazyLock<Lua> =
     LazyLock::new(|| Lua::new(&with_parts("--[[ one ]]").replace("[place]", "[1]")));
 
-pub(super) static MANY: LazyLock<Lua> =
+static MANY: LazyLock<Lua> =
     LazyLock::new(|| Lua::new(&with_parts(include_str!("script/many.lua"))));
 
 /// A part of `window.lua` may name those that follow it.
@@ -32,54 +31,22 @@ fn with_parts(script: &str) -> String {
     })
 }
 
-pub(super) struct Lua {
+struct Lua {
     hash: String,
     code: String,
 }
 
 impl Lua {
     /// Strips the comments and indents of the code, which travels with calls.
-    pub(super) fn new(code: &str) -> Self {
+    fn new(code: &str) -> Self {
         let lines = code.lines().map(str::trim).filter(|line| !line.starts_with("--"));
         let code = lines.collect::<Vec<_>>().join("\n");
         Self { hash: Script::new(&code).get_hash().to_owned(), code }
     }
-
-    /// The server keeps the script of such a call for later calls by the hash. Servers and proxies
-    /// without `SCRIPT` take it, too.
-    pub(super) fn eval(&self, call: &Cmd) -> Cmd {
-        self.eval_of(args_from(call, 2))
-    }
-
-    /// The same without the question: the script fails before it has done anything, and is kept.
-    /// Its keys say which server keeps it.
-    pub(super) fn load(&self, call: &Cmd) -> Cmd {
-        let keys =
-            args_from(call, 2).next().and_then(|keys| str::from_utf8(keys).ok()?.parse().ok());
-        self.eval_of(args_from(call, 2).take(1 + keys.unwrap_or(0)))
-    }
-
-    fn eval_of<'a>(&self, args: impl Iterator<Item = &'a [u8]>) -> Cmd {
-        let mut eval = cmd("EVAL");
-        eval.arg(&self.code);
-        args.for_each(|arg| {
-            eval.arg(arg);
-        });
-        eval
-    }
 }
 
-pub(super) fn args_from(call: &Cmd, from: usize) -> impl ExactSizeIterator<Item = &[u8]> {
-    let all = call.args_iter().skip(from);
-    all.map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
-}
-
-pub(super) fn key_of(call: &Cmd) -> &[u8] {
-    args_from(call, if is_script(call) { 3 } else { 1 }).next().unwrap_or_default()
-}
-
-pub(super) fn is_script(call: &Cmd) -> bool {
-    args_from(call, 0).next() == Some(b"EVALSHA")
+fn args_of(cmd: &Cmd) -> impl ExactSizeIterator<Item = &[u8]> {
+    cmd.args_iter().map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
 }
 
 /// In place of the tokens taken: the time is outside of the calendars' boundaries.
@@ -88,27 +55,19 @@ const OUTSIDE: i64 = -2;
 /// The numbers that scripts know exactly. No other one is an answer.
 const IN_SCRIPTS: RangeInclusive<i64> = -(1 << 53)..=1 << 53;
 
+/// Of a key.
 pub(super) enum Answer {
     /// The time, and the tokens used now; if the charge was refused, -(tokens used + 1).
     Plain(i64, i64),
     /// The time, the tokens taken, and the states as they were.
     General(Vec<Option<i64>>),
-    Group(Vec<Self>),
 }
 
 impl Answer {
-    pub(super) fn from_one(call: &Cmd, value: Value) -> RedisResult<Self> {
-        match value.extract_error()? {
-            Value::BulkString(bytes) => {
-                let (numbers, []) = bytes.as_chunks::<8>() else {
-                    return Err(unexpected_answer());
-                };
-                let &[used, micros] = numbers else { return Err(unexpected_answer()) };
-                Self::plain(i64::from_be_bytes(micros), i64::from_be_bytes(used))
-            }
-            Value::Int(deleted) if !is_script(call) => Ok(Self::General(vec![Some(deleted)])),
-            array => Self::general(array),
-        }
+    fn from_one(value: Value) -> RedisResult<Self> {
+        let Value::BulkString(bytes) = value else { return Self::general(value) };
+        let (&[used, micros], []) = bytes.as_chunks::<8>() else { return Err(unexpected_answer()) };
+        Self::plain(i64::from_be_bytes(micros), i64::from_be_bytes(used))
     }
 
     fn plain(micros: i64, used: i64) -> RedisResult<Self> {
@@ -127,44 +86,6 @@ impl Answer {
         numbers.ok().filter(are_exact).map(Self::General).ok_or_else(unexpected_answer)
     }
 
-    /// The server's time, if nothing was done because it is outside of the calendars' boundaries.
-    pub(super) fn time_outside(&self) -> Option<i64> {
-        match self {
-            Self::General(numbers) => match numbers[..] {
-                [Some(now), Some(OUTSIDE)] => Some(now),
-                _ => None,
-            },
-            Self::Plain(..) => None,
-            Self::Group(answers) => answers.iter().find_map(Self::time_outside),
-        }
-    }
-
-    /// Computes the decision once more, in integers. `None` if the script has decided otherwise.
-    /// `now` is the time if it is not the server's.
-    pub(super) fn decide(&self, charge: &Charge<'_>, now: Option<i64>) -> Option<Decision> {
-        let answers = match self {
-            Self::Group(answers) => answers,
-            of_line => slice::from_ref(of_line),
-        };
-        if answers.len() != charge.lines().len() {
-            return None;
-        }
-        let seen = charge.lines().zip(answers).map(|(line, of)| of.seen(line, now));
-        let seen = seen.collect::<Option<Vec<_>>>()?;
-        let time = seen.iter().map(|seen| seen.now).max()?;
-        let mut states = seen.iter().flat_map(|seen| &seen.states);
-        let time = u64::try_from(time).ok()?;
-        let (decision, _) = charge.decide(time, |_, _| states.next().copied().flatten());
-        let mut taken = charge.lines().zip(seen.iter().map(|seen| seen.taken));
-        let agreed = match decision.allowed() {
-            true if charge.is_peek() => taken.all(|(_, taken)| taken == 0),
-            true => taken.all(|((_, cost), taken)| taken == cost as i64),
-            // Nothing is 0 for a line that would have passed beside others.
-            false => taken.all(|(_, taken)| taken <= 0),
-        };
-        agreed.then_some(decision)
-    }
-
     fn seen(&self, line: (Account<'_>, u64), now: Option<i64>) -> Option<Seen> {
         match self {
             Self::Plain(time, used) => {
@@ -173,9 +94,45 @@ impl Answer {
                 plain_state(line.0, now.unwrap_or(*time), used, taken)
             }
             Self::General(numbers) => general_states(line.0, numbers),
-            Self::Group(_) => None,
         }
     }
+}
+
+/// The server's time, if nothing was done because it is outside of the calendars' boundaries.
+pub(super) fn time_outside(answers: &[Answer]) -> Option<i64> {
+    answers.iter().find_map(|answer| match answer {
+        Answer::General(numbers) => match numbers[..] {
+            [Some(now), Some(OUTSIDE)] => Some(now),
+            _ => None,
+        },
+        Answer::Plain(..) => None,
+    })
+}
+
+/// Computes the decision once more, in integers. `None` if the script has decided otherwise. `now` is
+/// the time if it is not the server's.
+pub(super) fn decide(
+    answers: &[Answer],
+    charge: &Charge<'_>,
+    now: Option<i64>,
+) -> Option<Decision> {
+    if answers.len() != charge.lines().len() {
+        return None;
+    }
+    let seen = charge.lines().zip(answers).map(|(line, of)| of.seen(line, now));
+    let seen = seen.collect::<Option<Vec<_>>>()?;
+    let time = seen.iter().map(|seen| seen.now).max()?;
+    let mut states = seen.iter().flat_map(|seen| &seen.states);
+    let time = u64::try_from(time).ok()?;
+    let (decision, _) = charge.decide(time, |_, _| states.next().copied().flatten());
+    let mut taken = charge.lines().zip(seen.iter().map(|seen| seen.taken));
+    let agreed = match decision.allowed() {
+        true if charge.is_peek() => taken.all(|(_, taken)| taken == 0),
+        true => taken.all(|((_, cost), taken)| taken == cost as i64),
+        // Nothing is 0 for a line that would have passed beside others.
+        false => taken.all(|(_, taken)| taken <= 0),
+    };
+    agreed.then_some(decision)
 }
 
 fn unexpected_answer() -> RedisError {

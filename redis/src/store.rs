@@ -23,7 +23,6 @@ use crate::connect::{at_address, install_tls_provider, open, ping, server_name, 
 #[cfg(feature = "sentinel")]
 use crate::link::Name;
 use crate::link::{Origin, Servers};
-use crate::observe::Meters;
 use crate::script::Commands;
 
 #[cfg(feature = "sentinel")]
@@ -84,7 +83,6 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 pub struct RedisStore {
     remote: Remote,
     calls: Calls,
-    meters: Arc<Meters>,
     remember: Duration,
     on_failure: OnStoreFailure,
     nodes: u32,
@@ -130,10 +128,11 @@ impl RedisStore {
         R: Future<Output = RedisResult<C>> + Send + 'static,
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        Self::from_origin(Origin::connecting(move |_| {
+        let origin = Origin::connecting(move |_| {
             install_tls_provider();
             connect()
-        }))
+        });
+        Self::from_calls(Calls::new(Servers::one(origin)))
     }
 
     /// Creates a store for a cluster, from addresses of some of its nodes. It finds the other
@@ -195,7 +194,7 @@ impl RedisStore {
                 address_error("not a URL of a Sentinel: write redis://host:26379/", error)
             })?;
         }
-        Ok(Self::from_origin(Origin::connecting(move |name: Name| {
+        let origin = Origin::connecting(move |name: Name| {
             install_tls_provider();
             let masters = sentinels.iter().map(|sentinel| {
                 let (client, name) = (client(sentinel.clone()), name.clone());
@@ -206,27 +205,23 @@ impl RedisStore {
                 }
             });
             first_success(masters.collect::<Vec<_>>(), NO_SENTINEL.into())
-        })))
-    }
-
-    fn from_origin(origin: Origin) -> Self {
-        Self::from_calls(Calls::new(Servers::one(origin)))
+        });
+        Ok(Self::from_calls(Calls::new(Servers::one(origin))))
     }
 
     fn from_calls(calls: Calls) -> Self {
         let (remember, on_failure) = (Duration::from_secs(1), OnStoreFailure::default());
         let remote = Remote::around(calls.clone());
-        Self { remote, calls, meters: Arc::default(), remember, on_failure, nodes: 1 }
+        Self { remote, calls, remember, on_failure, nodes: 1 }
     }
 
     /// With what is known and counted here anew.
     fn with_calls(self, change: impl FnOnce(&mut Calls)) -> Self {
         let Self { mut calls, remember, on_failure, nodes, .. } = self;
         change(&mut calls);
-        let deadline = calls.deadline;
-        let this = Self::from_calls(calls);
-        let this = this.deadline(deadline).remember_refusals(remember).on_failure(on_failure);
-        this.local_share(nodes)
+        let remote = Remote::around(calls.clone()).deadline(calls.deadline);
+        let remote = remote.remember_refusals(remember).on_failure(on_failure).local_share(nodes);
+        Self { remote, calls, remember, on_failure, nodes }
     }
 
     /// Sets how long a call may take before Redis counts as failed, by default 250 ms:
@@ -336,7 +331,6 @@ fn origin_of(client: RedisResult<Client>) -> Origin {
 
 impl Store for RedisStore {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        self.meters.register();
         self.remote.charge(charge)
     }
 
@@ -383,14 +377,3 @@ where
 #[cfg(tfw_sim)]
 #[path = "../../tests/sim/src/stores.rs"]
 mod sim;
-
-#[cfg(all(test, not(feature = "tls")))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_with_tls_names_the_feature_that_it_needs() {
-        let error = RedisStore::new("rediss://localhost/").expect_err("the feature is off");
-        assert_eq!(error.to_string(), "rediss:// needs the feature tls");
-    }
-}

@@ -467,36 +467,6 @@ async fn a_call_that_two_replicas_refuse_has_failed() {
     assert!(proxy.made() - before < 10, "{} connections", proxy.made() - before);
 }
 
-/// If no other server can be reached, the replica's own answers are better than those of memory.
-#[tokio::test]
-async fn what_a_replica_need_not_write_is_its_answer() {
-    let Some(server) = Server::start() else { return };
-    let (url, reachable) = (server.url(), Arc::new(AtomicBool::new(true)));
-    let may = Arc::clone(&reachable);
-    let store = RedisStore::connecting(move || {
-        let (client, may) = (redis::Client::open(url.as_str()), may.load(Ordering::SeqCst));
-        async move {
-            if !may {
-                std::future::pending::<()>().await;
-            }
-            client?.get_multiplexed_async_connection().await
-        }
-    });
-    let node = limiter(store.deadline(Duration::from_secs(1)), 5);
-    for key in 0..20 {
-        let receipt = node.charge(key, 5).await.expect("it answers").expect("it passed");
-        assert!(!receipt.decision().is_local());
-    }
-    reachable.store(false, Ordering::SeqCst);
-    server.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
-    // The first call has a single charge, and the others share a call.
-    let answers = [0, 20].into_iter().chain(1..20).map(|key| node.check(key));
-    let answers = futures_util::future::join_all(answers).await;
-    let of_memory = answers.into_iter().map(|answer| answer.expect("it answers").is_local());
-    let written = (0..21).map(|i| i == 1);
-    assert!(of_memory.eq(written), "all others were refused");
-}
-
 /// Tokens granted by memory are refunded to memory, since Redis has not counted them.
 #[tokio::test]
 async fn tokens_granted_by_memory_are_refunded_to_memory() {

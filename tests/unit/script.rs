@@ -25,7 +25,9 @@ fn no_answer_of_a_server_panics() {
         let quotas: Quotas = text.parse().expect("a quota");
         let charge = Charge::new(Account::new(&scope, &quotas, &key), 2);
         let mut decide = |answer: RedisResult<Answer>| {
-            decided += u32::from(answer.is_ok_and(|answer| answer.decide(&charge, None).is_some()));
+            decided += u32::from(
+                answer.is_ok_and(|answer| super::decide(&[answer], &charge, None).is_some()),
+            );
         };
         for micros in numbers {
             for used in numbers {

@@ -4,8 +4,6 @@
 //! whether or not they still wait. The question of a caller that is gone before the call is not
 //! sent.
 
-use std::borrow::Cow;
-use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,67 +11,59 @@ use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::link::{Connection, Links, is_from_replica};
-use super::super::script::{Answer, MANY, MergedCall, ONE, is_script, key_of};
-use super::failure::{is_of_forbidden_key, is_of_key, late_error, store_error, unsent_error};
+use super::super::script::{Answered, MergedCall};
+use super::failure::{is_of_key, late_error, store_error, unsent_error};
 use super::gather::QueuedQuestion;
 
 /// Slots may move on while a call is redirected.
 const REDIRECTIONS: usize = 4;
 const MISSING_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
 
-/// A batch was refused with nothing done, so its questions go one by one.
-pub(crate) struct Split {
-    pub(super) batch: Vec<QueuedQuestion>,
-    /// Keys are in several slots, and so may those of the next batch be. Otherwise the server's user
-    /// may not touch a key.
-    pub(super) by_slots: bool,
-}
+/// A batch was refused with nothing done, so its questions go one by one. `true`: keys are in several
+/// slots, and so may those of the next batch be. Otherwise the server's user may not touch a key.
+pub(super) type Split = (Vec<QueuedQuestion>, bool);
 
-/// The callers of the batch wait until `until`. Returns how long the call took.
-pub(crate) async fn call_server(
+/// Returns how long the call took. The callers of the batch, which is not empty, are answered.
+pub(super) async fn call_server(
     links: &Arc<Links>,
     mut batch: Vec<QueuedQuestion>,
-    until: Instant,
 ) -> Result<Option<Duration>, Split> {
     let mut over = None;
-    let result = timeout_at(until, send_and_resend(links, &mut over, &mut batch)).await.ok();
-    let Some(over) = over else {
-        links.ask_slots();
-        let error = match result {
-            Some(Err(error)) => store_error(error).unsent(),
-            _ => unsent_error(until),
-        };
-        batch.into_iter().for_each(|waiting| waiting.send_answer(Err(error.clone())));
-        return Ok(None);
-    };
+    let until = batch.iter().map(|waiting| waiting.until).max().unwrap_or_else(Instant::now);
+    let sent = send_and_resend(links, &mut over, &mut batch, until - Instant::now());
+    let result = timeout_at(until, sent).await.ok();
+    if let Some(over) = &over {
+        match &result {
+            Some(Ok((answers, _))) => {
+                answers.iter().for_each(|answer| over.report_outcome(Some(answer.as_ref())));
+            }
+            Some(Err(error)) => over.report_outcome::<()>(Some(Err(error))),
+            None => over.report_outcome::<()>(None),
+        }
+    }
     let error = match result {
         Some(Ok((answers, took))) => {
-            answers.iter().for_each(|answer| over.report_outcome(Some(answer.as_ref())));
             for (waiting, answer) in batch.into_iter().zip(answers) {
                 waiting.send_answer(answer.map_err(store_error));
             }
             return Ok(took);
         }
         Some(Err(error)) => {
-            over.report_outcome::<()>(Some(Err(&error)));
             let by_slots = is_refused_as_one(&error, &batch);
-            if by_slots || batch.len() > 1 && is_of_forbidden_key(&error) {
-                return Err(Split { batch, by_slots });
-            }
-            if !is_of_key(&error) {
+            let of_key = is_of_key(&error);
+            if over.is_some() && (by_slots || batch.len() > 1 && of_key) {
+                return Err((batch, by_slots));
+            } else if !of_key {
                 links.ask_slots();
             }
-            store_error(error)
+            if over.is_some() { store_error(error) } else { store_error(error).unsent() }
         }
         None => {
-            over.report_outcome::<()>(None);
             links.ask_slots();
-            late_error(until)
+            if over.is_some() { late_error(until) } else { unsent_error(until) }
         }
     };
-    for waiting in batch {
-        waiting.send_answer(Err(error.clone()));
-    }
+    batch.into_iter().for_each(|waiting| waiting.send_answer(Err(error.clone())));
     Ok(None)
 }
 
@@ -93,17 +83,24 @@ async fn send_and_resend(
     links: &Arc<Links>,
     over: &mut Option<Connection>,
     batch: &mut Vec<QueuedQuestion>,
-) -> RedisResult<(Vec<RedisResult<Answer>>, Option<Duration>)> {
-    let patience = batch.iter().map(|waiting| waiting.patience).max().unwrap_or_default();
-    let key = batch.first().map(|waiting| key_of(&waiting.asked[0]).to_owned()).unwrap_or_default();
-    let mut connection = next_connection(links, over, &key, patience).await?;
+    patience: Duration,
+) -> RedisResult<(Vec<Answered>, Option<Duration>)> {
+    let key = batch.first().map(|waiting| waiting.asked[0].key.clone()).unwrap_or_default();
     let (mut missing, mut redirections) = (None, 0);
     loop {
+        let next = match over.take() {
+            Some(connection) => connection,
+            None => links.get_connection(key.as_bytes(), patience).await?,
+        };
+        let connection = over.insert(next);
         // Before the look at the time: a caller whose deadline passes meanwhile is late.
         batch.iter().for_each(|waiting| waiting.note_sent(true));
         let now = Instant::now();
         let late = batch.extract_if(.., |waiting| !waiting.is_wanted(now));
-        late.for_each(QueuedQuestion::fail_unsent);
+        late.for_each(|waiting| {
+            let error = unsent_error(waiting.until);
+            waiting.send_answer(Err(error));
+        });
         if batch.is_empty() {
             // Or callers who never wait for two round trips would never load the script.
             if let Some(loads) = missing {
@@ -113,21 +110,13 @@ async fn send_and_resend(
         }
         let (answers, loads) = ask(connection, batch, missing.is_some()).await;
         let by_replica = match &answers {
-            Ok(answers) => answers.iter().any(is_refused_by_replica),
+            // A replica answers questions that write nothing.
+            Ok(answers) => answers.iter().any(|of| of.as_ref().is_err_and(is_from_replica)),
             Err(error) => is_from_replica(error),
         };
-        if connection.is_unsent() || by_replica && connection.is_replaceable() {
-            if let Ok(answers) = answers {
-                // A replica answers questions that write nothing.
-                for (waiting, answer) in take(batch).into_iter().zip(answers) {
-                    match is_refused_by_replica(&answer) {
-                        true => batch.push(waiting),
-                        false => waiting.send_answer(answer.map_err(store_error)),
-                    }
-                }
-            }
+        if connection.unsent || by_replica && connection.is_replaceable {
+            over.take().into_iter().for_each(Connection::replace);
             batch.iter().for_each(|waiting| waiting.note_sent(false));
-            connection = next_connection(links, over, &key, patience).await?;
             continue;
         }
         if let Err(error) = &answers
@@ -138,7 +127,7 @@ async fn send_and_resend(
             connection.report_outcome::<()>(Some(Err(error)));
             *over = None;
             batch.iter().for_each(|waiting| waiting.note_sent(false));
-            connection = over.insert(elsewhere.await?);
+            *over = Some(elsewhere.await?);
             continue;
         }
         match answers {
@@ -154,46 +143,14 @@ async fn ask(
     connection: &mut Connection,
     batch: &[QueuedQuestion],
     brings_script: bool,
-) -> (RedisResult<Vec<RedisResult<Answer>>>, Option<Cmd>) {
-    let merged = match batch {
-        [one] if one.asked.len() == 1 => None,
-        all => Some(MergedCall::new(all.iter().map(|waiting| &waiting.asked[..]))),
-    };
-    let (script, call) = match &merged {
-        None => (&*ONE, Cow::Borrowed(&batch[0].asked[0])),
-        Some(merged) => (&*MANY, Cow::Owned(merged.to_cmd())),
-    };
-    let brings_script = is_script(&call) && (brings_script || !connection.keeps_scripts());
-    let answer = match brings_script {
-        true => connection.send(&script.eval(&call)).await,
-        false => connection.send(&call).await,
-    };
-    let answers = match &merged {
-        None => {
-            answer.and_then(|answer| Answer::from_one(&call, answer)).map(|answer| vec![Ok(answer)])
-        }
-        Some(merged) => answer.and_then(|answer| merged.parse(answer)),
-    };
+) -> (RedisResult<Vec<Answered>>, Option<Cmd>) {
+    let call = MergedCall::new(batch.iter().map(|waiting| &waiting.asked[..]));
+    let brings_script = brings_script || connection.health.brings_script();
+    let answer = connection.send(&call.to_cmd(brings_script)).await;
+    let answers = answer.and_then(|answer| call.parse(answer));
     let is_missing = answers.as_ref().is_err_and(|error| error.kind() == MISSING_SCRIPT);
-    if brings_script || is_missing || answers.is_ok() {
-        connection.note_script((!brings_script).then_some(is_missing));
+    if !brings_script && (is_missing || answers.is_ok()) {
+        connection.health.note_script(is_missing);
     }
-    let loads = is_missing.then(|| script.load(&call));
-    (answers, loads)
-}
-
-async fn next_connection<'a>(
-    links: &Links,
-    over: &'a mut Option<Connection>,
-    key: &[u8],
-    patience: Duration,
-) -> RedisResult<&'a mut Connection> {
-    if let Some(left) = over.take() {
-        left.replace();
-    }
-    Ok(over.insert(links.get_connection(key, patience).await?))
-}
-
-fn is_refused_by_replica(answer: &RedisResult<Answer>) -> bool {
-    answer.as_ref().is_err_and(is_from_replica)
+    (answers, is_missing.then(|| call.to_loading_cmd()))
 }

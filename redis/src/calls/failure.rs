@@ -53,10 +53,6 @@ fn stood_still(until: Instant) -> bool {
     until.elapsed() > STALL
 }
 
-pub(crate) fn runtime_ended_error() -> StoreError {
-    StoreError::new("the runtime of the call to Redis has ended")
-}
-
 pub(super) fn is_of_key(error: &RedisError) -> bool {
     [OTHER_VALUE, FORBIDDEN].contains(&cause(error).0)
 }
@@ -101,44 +97,32 @@ fn cause(error: &RedisError) -> (&'static str, Option<String>) {
         _ if says("DB index is out of range") => "Redis has no database of this number",
         // Redis answers this to a long command before authentication.
         _ if says("unauthenticated") => return (REFUSED, Some("NOAUTH".to_owned())),
-        ErrorKind::Server(NoPerm) if is_of_forbidden_key(error) => FORBIDDEN,
+        ErrorKind::Server(NoPerm) if says("key") => FORBIDDEN,
         ErrorKind::Server(_) | ErrorKind::Extension => REFUSED,
         _ => "Redis failed",
     };
     (what, harmless_code(error))
 }
 
-pub(super) fn is_of_forbidden_key(error: &RedisError) -> bool {
-    error.code() == Some("NOPERM")
-        && missing_command(error).is_none()
-        && error.detail().is_some_and(|said| said.contains("key"))
-}
-
 /// Within a script, too; with the command, if that is known.
 fn missing_command(error: &RedisError) -> Option<(&'static str, Option<&str>)> {
+    const FORBIDDEN: &str = "Redis does not permit a command that is needed";
+    const ABSENT: &str = "Redis lacks a command that is needed";
+    const KNOWN: [(&str, &str); 6] = [
+        ("permissions to run the '", FORBIDDEN),
+        ("can't run this command", FORBIDDEN),
+        ("nknown command '", ABSENT),
+        ("command called from", ABSENT),
+        ("Invalid command passed", ABSENT),
+        ("rong number of args calling", "Redis lacks options that are needed, as of Redis 7.0"),
+    ];
     let said = error.detail()?;
-    let named = |after| {
-        let (name, _) = said.split_once(after)?.1.split_once('\'')?;
-        // Other names may contain a secret.
-        let plain = |byte: u8| byte.is_ascii_alphabetic() || b"|, _".contains(&byte);
-        (name.len() <= 100 && name.bytes().all(plain)).then_some(name)
-    };
-    let has = |words: &[&str]| words.iter().any(|words| said.contains(words));
-    let forbidden = ["permissions to run the '", "can't run this command"];
-    let absent = ["nknown command '", "command called from", "Invalid command passed"];
-    // Versions 5.1 and 5.4 of Lua word it in these ways.
-    let of_lua = ["global variable '", "global '", "field '", "upvalue '"];
-    if has(&forbidden) {
-        Some(("Redis does not permit a command that is needed", named(forbidden[0])))
-    } else if has(&absent) {
-        Some(("Redis lacks a command that is needed", named(absent[0])))
-    } else if has(&["rong number of args calling"]) {
-        Some(("Redis lacks options that are needed, as of Redis 7.0", Some("pexpireat")))
-    } else if has(&["nonexistent global variable", "attempt to call", "attempt to index global"]) {
-        Some(("Redis lacks a function of Lua that is needed", of_lua.into_iter().find_map(named)))
-    } else {
-        None
-    }
+    let (text, what) = KNOWN.into_iter().find(|(text, _)| said.contains(text))?;
+    let named = said.split_once(text).and_then(|(_, after)| after.split_once('\''));
+    // Other names may contain a secret.
+    let plain = |byte: u8| byte.is_ascii_alphabetic() || b"|, _".contains(&byte);
+    let is_name = |name: &&str| name.len() <= 100 && name.bytes().all(plain);
+    Some((what, named.map(|(name, _)| name).filter(is_name)))
 }
 
 fn harmless_code(error: &RedisError) -> Option<String> {

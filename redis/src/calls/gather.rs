@@ -10,16 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
 use super::super::link::Links;
-use super::super::script::Answer;
-use super::call::{Split, call_server};
-use super::failure::{apart_error, late_error, runtime_ended_error, unsent_error};
+use super::super::script::{Answer, Command};
+use super::call::call_server;
+use super::failure::{apart_error, late_error, unsent_error};
 use crate::sync::{self, AtEnd};
 use tower_fixed_window::StoreError;
 
@@ -38,6 +37,7 @@ const UNMEASURED: usize = 1_024;
 const MORE_IF_FULL: usize = 4;
 /// How long the least round trip is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
+const ENDED: &str = "the runtime of the call to Redis has ended";
 
 pub(crate) struct Gather {
     pub(super) links: Arc<Links>,
@@ -52,22 +52,20 @@ impl Gather {
         Self { links, runtime, queue: Mutex::default(), one_by_one: AtomicBool::new(false) }
     }
 
-    pub(crate) async fn send_alone(&self, asked: Question, until: Instant) -> Answered {
-        let links = Arc::clone(&self.links);
-        let (waiting, outcome) = QueuedQuestion::new(asked, until);
-        self.runtime.spawn(async move { call_server(&links, vec![waiting], until).await });
-        outcome.await.unwrap_or_else(|_| Err(runtime_ended_error()))
-    }
-
-    pub(crate) async fn send_shared(self: Arc<Self>, asked: Question, until: Instant) -> Answered {
+    /// `alone`: in a call of its own.
+    pub(crate) async fn send(
+        self: Arc<Self>,
+        asked: Question,
+        until: Instant,
+        alone: bool,
+    ) -> Answered {
         let (waiting, outcome) = QueuedQuestion::new(asked, until);
         let is_sent = Arc::clone(&waiting.is_sent);
-        let alone = self.change_queue(|queue| queue.push(waiting));
-        if let Some(waiting) = alone {
-            self.runtime.spawn(self.make_call(vec![waiting], until));
+        if let Some(waiting) = self.change_queue(|queue| queue.push(waiting, alone)) {
+            self.runtime.spawn(self.make_call(vec![waiting]));
         }
         match timeout_at(until, outcome).await {
-            Ok(outcome) => outcome.unwrap_or_else(|_| Err(runtime_ended_error())),
+            Ok(outcome) => outcome.unwrap_or_else(|_| Err(StoreError::new(ENDED))),
             Err(_) if is_sent.load(Ordering::Relaxed) => Err(late_error(until)),
             Err(_) => Err(unsent_error(until)),
         }
@@ -89,8 +87,8 @@ impl Gather {
             yield_now().await;
         }
         // Other batches need not wait until this call ends.
-        if let Some((batch, until)) = self.change_queue(Batches::take_batch) {
-            self.make_call(batch, until).await;
+        if let Some(batch) = self.change_queue(Batches::take_batch) {
+            self.make_call(batch).await;
         }
     }
 
@@ -98,15 +96,14 @@ impl Gather {
     fn make_call(
         self: &Arc<Self>,
         batch: Vec<QueuedQuestion>,
-        until: Instant,
     ) -> impl Future<Output = ()> + Send + use<> {
         let (this, of) = (Arc::clone(self), Arc::clone(self));
         let in_flight = AtEnd(move || of.change_queue(|queue| queue.in_flight -= 1));
         async move {
-            match call_server(&this.links, batch, until).await {
+            match call_server(&this.links, batch).await {
                 Ok(Some(took)) => sync::lock(&this.queue).note_round_trip(Instant::now(), took),
                 Ok(None) => {}
-                Err(Split { batch, by_slots }) => {
+                Err((batch, by_slots)) => {
                     this.one_by_one.fetch_or(by_slots, Ordering::Relaxed);
                     for waiting in batch {
                         if by_slots && waiting.asked.len() > 1 {
@@ -114,8 +111,7 @@ impl Gather {
                             continue;
                         }
                         sync::lock(&this.queue).in_flight += 1;
-                        let until = waiting.until;
-                        this.runtime.spawn(this.make_call(vec![waiting], until));
+                        this.runtime.spawn(this.make_call(vec![waiting]));
                     }
                 }
             }
@@ -139,13 +135,13 @@ struct Batches {
 
 impl Batches {
     /// Returns the question if it is to be sent at once, in a call of its own.
-    fn push(&mut self, waiting: QueuedQuestion) -> Option<QueuedQuestion> {
-        let is_alone = self.in_flight == 0
+    fn push(&mut self, waiting: QueuedQuestion, alone: bool) -> Option<QueuedQuestion> {
+        let is_first = self.in_flight == 0
             && self.waiting.is_empty()
             && !self.has_sender
             && !self.last_was_shared;
-        if is_alone {
-            (self.last_was_shared, self.in_flight) = (false, 1);
+        if alone || is_first {
+            self.in_flight += 1;
             return Some(waiting);
         }
         self.keys += waiting.asked.len();
@@ -161,10 +157,10 @@ impl Batches {
         self.least[0] = Some(self.least[0].map_or(took, |least| least.min(took)));
     }
 
-    /// `None` if no more calls may be in flight. The callers wait until the instant.
-    fn take_batch(&mut self) -> Option<(Vec<QueuedQuestion>, Instant)> {
+    /// `None` if no more calls may be in flight.
+    fn take_batch(&mut self) -> Option<Vec<QueuedQuestion>> {
         self.has_sender = false;
-        if !self.has_room() {
+        if !self.has_room() || self.waiting.is_empty() {
             return None;
         }
         let mut batch = Vec::with_capacity(MAX_BATCH.min(self.waiting.len()));
@@ -177,9 +173,8 @@ impl Batches {
             (self.keys, room) = (self.keys - keys, room - keys);
             batch.push(next);
         }
-        let until = batch.iter().map(|waiting| waiting.until).max()?;
         (self.last_was_shared, self.in_flight) = (batch.len() > 1, self.in_flight + 1);
-        Some((batch, until))
+        Some(batch)
     }
 
     fn has_room(&self) -> bool {
@@ -198,15 +193,14 @@ impl Batches {
     }
 }
 
-pub(crate) type Answered = Result<Answer, StoreError>;
+pub(crate) type Answered = Result<Vec<Answer>, StoreError>;
 
 /// A command of one key, or those of several that are decided in one step.
-pub(crate) type Question = Vec<Cmd>;
+pub(crate) type Question = Vec<Command>;
 
 pub(crate) struct QueuedQuestion {
     pub(crate) asked: Question,
     pub(crate) until: Instant,
-    pub(crate) patience: Duration,
     /// It was handed to a connection, and not only waits for one.
     is_sent: Arc<AtomicBool>,
     reply: oneshot::Sender<Answered>,
@@ -215,8 +209,7 @@ pub(crate) struct QueuedQuestion {
 impl QueuedQuestion {
     pub(crate) fn new(asked: Question, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
         let (reply, outcome) = oneshot::channel();
-        let patience = until - Instant::now();
-        (Self { asked, until, patience, is_sent: Arc::default(), reply }, outcome)
+        (Self { asked, until, is_sent: Arc::default(), reply }, outcome)
     }
 
     pub(crate) fn is_wanted(&self, now: Instant) -> bool {
@@ -225,11 +218,6 @@ impl QueuedQuestion {
 
     pub(crate) fn note_sent(&self, is_sent: bool) {
         self.is_sent.store(is_sent, Ordering::Relaxed);
-    }
-
-    pub(crate) fn fail_unsent(self) {
-        let error = unsent_error(self.until);
-        self.send_answer(Err(error));
     }
 
     pub(crate) fn send_answer(self, answer: Answered) {

@@ -15,15 +15,13 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::super::connect::{first_success, host_and_port, silence, split_address};
+use super::Connection;
 use super::origin::{Handle, Origin};
-use super::upkeep::unless_ended;
-use super::{Connection, Link};
-use crate::sync::{self, AtEnd};
+use super::upkeep::{Link, unless_ended};
+use crate::sync;
 
 const SLOTS: u16 = 16_384;
-/// Without an answer for this long, further connections are made to ask for slots.
-const SOON: Duration = Duration::from_millis(250);
-/// How long those may take.
+/// How long to wait for an answer about slots.
 const LATE: Duration = Duration::from_secs(5);
 
 pub(crate) enum Servers {
@@ -32,7 +30,7 @@ pub(crate) enum Servers {
 }
 
 pub(crate) struct Cluster {
-    seeds: Vec<String>,
+    seeds: Vec<Arc<Origin>>,
     connect: Connect,
     known: watch::Sender<Known>,
 }
@@ -41,6 +39,7 @@ pub(crate) struct Cluster {
 type Connect = Box<dyn Fn(&str) -> Origin + Send + Sync>;
 
 struct Known {
+    /// The seeds first.
     nodes: Vec<Arc<Origin>>,
     /// The place of each slot's node. A slot of nobody's is the first node's, which says so.
     slots: Vec<usize>,
@@ -66,8 +65,9 @@ impl Servers {
             origin.name.set(Some(address.to_owned()));
             origin
         });
-        let nodes = seeds.iter().map(|seed| Arc::new(connect(seed))).collect();
-        let known = watch::Sender::new(Known { nodes, slots: vec![0; SLOTS.into()] });
+        let seeds: Vec<_> = seeds.iter().map(|seed| Arc::new(connect(seed))).collect();
+        let known =
+            watch::Sender::new(Known { nodes: seeds.clone(), slots: vec![0; SLOTS.into()] });
         Self::Cluster(Cluster { seeds, connect, known })
     }
 
@@ -112,7 +112,7 @@ impl Cluster {
 
     fn set_slots(&self, ranges: Vec<Range>) {
         self.known.send_modify(|known| {
-            let mut next = Known { nodes: Vec::new(), slots: vec![0; SLOTS.into()] };
+            let mut next = Known { nodes: self.seeds.clone(), slots: vec![0; SLOTS.into()] };
             for (first, last, address) in ranges {
                 let place = next.place_of(&address, &known.nodes, &self.connect);
                 if let Some(slots) = next.slots.get_mut(first.into()..=last.into()) {
@@ -123,26 +123,15 @@ impl Cluster {
         });
     }
 
-    /// Asks the seeds and all nodes, over new connections.
-    fn ask_all(&self) -> Vec<impl Future<Output = RedisResult<Vec<Range>>> + Send + use<>> {
-        let known = self.known.borrow();
-        let nodes = known.nodes.iter().filter_map(|node| node.name.get());
-        let mut all: Vec<Arc<str>> = self.seeds.iter().map(|seed| seed[..].into()).collect();
-        all.extend(nodes);
-        all.sort_unstable();
-        all.dedup();
-        let ask_at = |address: Arc<str>| {
-            let connecting = (self.connect)(&address).connect();
-            async move { ask_for_slots(connecting.await?, Some(address)).await }
-        };
-        all.into_iter().map(ask_at).collect()
+    fn nodes(&self) -> Vec<Arc<Origin>> {
+        self.known.borrow().nodes.clone()
     }
 }
 
 /// The connections of a runtime.
 pub(crate) struct Links {
     servers: Arc<Servers>,
-    links: Mutex<Vec<Link>>,
+    links: Mutex<Vec<Arc<Link>>>,
     /// A task asks for the slots.
     asks: AtomicBool,
 }
@@ -159,24 +148,25 @@ impl Links {
         this
     }
 
-    fn link_to(&self, origin: &Arc<Origin>) -> Link {
+    fn link_to(&self, origin: &Arc<Origin>) -> Arc<Link> {
         let mut links = sync::lock(&self.links);
-        if let Some(link) = links.iter().find(|Link(link)| Arc::ptr_eq(&link.origin, origin)) {
-            return link.clone();
+        if let Some(link) = links.iter().find(|link| Arc::ptr_eq(&link.origin, origin)) {
+            return Arc::clone(link);
         }
         if let Servers::Cluster(cluster) = &*self.servers {
             let nodes = &cluster.known.borrow().nodes;
-            links.retain(|Link(link)| nodes.iter().any(|node| Arc::ptr_eq(&link.origin, node)));
+            links.retain(|link| nodes.iter().any(|node| Arc::ptr_eq(&link.origin, node)));
         }
-        let link = Link::new(origin);
-        links.push(link.clone());
+        let link = Link::connecting(origin);
+        links.push(Arc::clone(&link));
         link
     }
 
-    /// To the server of this number.
-    pub(crate) fn has_connection(&self, server: u64) -> bool {
+    /// Whether nothing can be sent to the server of this number.
+    pub(crate) fn is_cut_off(&self, server: u64) -> bool {
         let links = sync::lock(&self.links);
-        links.iter().any(|Link(link)| link.origin.number == server && link.has_connection())
+        let mut of = links.iter().filter(|link| link.origin.number == server);
+        of.any(|link| link.is_cut_off.load(Relaxed))
     }
 
     /// [`Link::get_connection`], to the server of a key. In a cluster, that may change meanwhile.
@@ -212,7 +202,7 @@ impl Links {
     ) -> Option<impl Future<Output = RedisResult<Connection>> + Send + use<>> {
         let Servers::Cluster(cluster) = &*self.servers else { return None };
         let (to, slot) = error.redirect_node()?;
-        let from = over.link.0.origin.name.get();
+        let from = over.link.origin.name.get();
         let address = full_address(to.rsplit_once(':')?, from.as_deref())?;
         // The slot is on its way there, so this holds for this call only.
         let asks = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
@@ -226,28 +216,26 @@ impl Links {
 
     /// If the store is of a cluster: slots may have moved.
     pub(crate) fn ask_slots(self: &Arc<Self>) {
-        if matches!(&*self.servers, Servers::One(_)) || self.asks.swap(true, Relaxed) {
+        let Servers::Cluster(cluster) = &*self.servers else { return };
+        if self.asks.swap(true, Relaxed) {
             return;
         }
-        let ask = |Link(link): &Link| {
-            let connection = link.status.borrow().connection.as_ref()?.boxed();
-            Some(ask_for_slots(connection, link.origin.name.get()))
-        };
-        let asked: Vec<_> = sync::lock(&self.links).iter().filter_map(ask).collect();
-        let (servers, of, done) =
-            (Arc::clone(&self.servers), Arc::downgrade(self), Arc::downgrade(self));
-        let done = AtEnd(move || _ = done.upgrade().map(|this| this.asks.store(false, Relaxed)));
-        tokio::spawn(async move {
-            let _done = done;
-            let Servers::Cluster(cluster) = &*servers else { return };
-            let mut answer = timeout(SOON, first_success(asked, silence())).await;
-            if !matches!(answer, Ok(Ok(_))) {
-                answer = timeout(LATE, first_success(cluster.ask_all(), silence())).await;
+        let asked = cluster.nodes().into_iter().map(|node| {
+            let link = self.link_to(&node);
+            async move {
+                let connection = link.get_connection(LATE).await?.connection;
+                ask_for_slots(connection, node.name.get()).await
             }
-            if let (Ok(Ok(ranges)), Some(this)) = (answer, of.upgrade()) {
+        });
+        let (asked, of) =
+            (first_success(asked.collect::<Vec<_>>(), silence()), Arc::downgrade(self));
+        tokio::spawn(async move {
+            let answer = timeout(LATE, asked).await;
+            let Some(this) = of.upgrade() else { return };
+            this.asks.store(false, Relaxed);
+            if let (Ok(Ok(ranges)), Servers::Cluster(cluster)) = (answer, &*this.servers) {
                 cluster.set_slots(ranges);
-                let nodes = cluster.known.borrow().nodes.clone();
-                nodes.iter().for_each(|node| _ = this.link_to(node));
+                cluster.nodes().iter().for_each(|node| _ = this.link_to(node));
             }
         });
     }

@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,11 +19,7 @@ pub(crate) struct Origin {
     pub(crate) number: u64,
     connect: Box<dyn Fn(Name) -> Answering<Box<dyn Handle>> + Send + Sync>,
     pub(crate) name: Name,
-    /// No connection can be had. Runtimes that have one are not cut off.
-    cut_off: AtomicBool,
     since: Instant,
-    /// When a runtime last got an answer, in milliseconds after `since`.
-    answered_at: AtomicU64,
 }
 
 /// Host and port of a server, as far as they are known: for the log, and to tell a cluster's nodes apart.
@@ -52,49 +47,20 @@ impl Origin {
             let connected = connect(name);
             Box::pin(async move { Ok(Box::new(connected.await?) as _) })
         };
-        Self {
-            number: 0,
-            connect: Box::new(connect),
-            name: Name::default(),
-            cut_off: AtomicBool::new(false),
-            since: Instant::now(),
-            answered_at: AtomicU64::new(0),
-        }
+        Self { number: 0, connect: Box::new(connect), name: Name::default(), since: Instant::now() }
     }
 
     pub(crate) fn connect(&self) -> Answering<Box<dyn Handle>> {
         (self.connect)(self.name.clone())
     }
 
+    /// From 1 on: 0 is never.
     pub(super) fn now(&self) -> u64 {
-        self.since.elapsed().as_millis() as u64
+        1 + self.since.elapsed().as_millis() as u64
     }
 
     pub(super) fn instant(&self, ms: u64) -> Instant {
-        self.since + Duration::from_millis(ms)
-    }
-
-    pub(super) fn note_answer(&self, now: u64) {
-        self.answered_at.store(now, Relaxed);
-        if self.is_cut_off() {
-            self.note_connected();
-        }
-    }
-
-    /// A runtime can't reach the server: a failure, unless an answer came after `lost_since`. Then
-    /// another runtime can.
-    pub(super) fn cut_off(&self, lost_since: u64) {
-        if self.answered_at.load(Relaxed) <= lost_since {
-            self.cut_off.store(true, Relaxed);
-        }
-    }
-
-    pub(super) fn note_connected(&self) {
-        self.cut_off.store(false, Relaxed);
-    }
-
-    pub(crate) fn is_cut_off(&self) -> bool {
-        self.cut_off.load(Relaxed)
+        self.since + Duration::from_millis(ms.saturating_sub(1))
     }
 }
 

@@ -14,9 +14,7 @@
 
 local redis, KEYS, pack, tonumber = redis, KEYS, nil, tonumber
 --[[ needs ]]
-local time = redis.call('TIME')
-local micros = time[1] * 1000000 + time[2]
-
+--[[ late ]]
 local function decide(place, args, start, least, most, length, step)
 --[[ window ]]
 end
@@ -40,31 +38,8 @@ local answers, done = { micros }, 0
 -- Of a group's keys: their kinds, how many there are, and whether one command will charge each.
 local group, size, running = {}, 0, {}
 
--- `is_late` of `window`, over a group.
-local function is_late(before, spans)
-  local due, of, least = 0, 0, 9007199254740992
-  for i = 1, #spans, 2 do
-    if spans[i] > due then
-      due, of = spans[i], i
-    end
-  end
-  if due == 0 then
-    return false
-  end
-  for i = 1, #spans, 2 do
-    least = i ~= of and math.min(least, spans[i + 1]) or least
-  end
-  for i = 1, size do
-    if type(answers[before + i + 1]) == 'number' then
-      -- In the short way nothing is due later, and all of the window that runs.
-      least = math.min(least, (group[i][2] + group[i][5]) / 1000)
-    end
-  end
-  return due >= least
-end
-
 local function decide_group(before)
-  local refused, spans, moved, outside = false, nil, nil, false
+  local refused, spans, moved, outside = false, {}, {}, false
   for i = 1, size do
     local place, kind = before + i, group[i]
     local args, start, count = kind[1], kind[2], nil
@@ -77,22 +52,24 @@ local function decide_group(before)
       local used = count < start and 0 or count - start
       answers[before + i + 1] = -used - 1
       refused = refused or args[4] - used < kind[6]
+      -- Nothing is due later, and all of the window that runs.
+      spans[#spans + 1] = 0
+      spans[#spans + 1] = (start + kind[5]) / 1000
       running[i] = count >= start and count + kind[6] <= kind[4]
     else
-      spans, running[i] = spans or {}, false
+      running[i] = false
       local answer, has_moved = decide(place, args, nil, nil, nil, nil, spans)
       answers[before + i + 1] = answer
       refused, outside = refused or answer[2] == -1, outside or answer[2] == -2
       if has_moved then
-        moved = moved or {}
         moved[#moved + 1] = i
       end
     end
   end
   if outside or group[1][1][1] == 'peek' then
     return
-  elseif refused or spans and is_late(before, spans) then
-    for _, i in ipairs(moved or {}) do
+  elseif refused or is_late(spans) then
+    for _, i in ipairs(moved) do
       decide(before + i, group[i][1], nil, nil, nil, nil, 0)
     end
     return

@@ -1,14 +1,14 @@
-//! Merges the questions of a batch into one call of the script: [`MergedCall`].
+//! Merges the questions of a batch into one call of a script: [`MergedCall`].
 
 use redis::{Cmd, RedisResult, Value};
 
-use super::{Answer, MANY, args_from, unexpected_answer};
+use super::{Answer, Command, Lua, MANY, ONE, args_of, unexpected_answer};
+
+/// Of a question: for each of its keys.
+pub(in super::super) type Answered = RedisResult<Vec<Answer>>;
 
 /// How many of the last questions and kinds are searched for an equal one.
 const RECENT: usize = 16;
-
-/// The fewest arguments of the script's general path.
-const GENERAL: usize = 11;
 
 /// Equal charges of a key are one to the script.
 pub(in super::super) struct MergedCall<'a> {
@@ -19,24 +19,21 @@ pub(in super::super) struct MergedCall<'a> {
 }
 
 struct EqualQuestions<'a> {
-    /// Of `ONE`, for a key or a group.
-    calls: &'a [Cmd],
+    /// Of a key or a group.
+    commands: &'a [Command],
     times: u64,
     /// The place of the first key.
     first: usize,
-    /// Of several, by [`parse_plain`].
-    tokens: Option<(u64, u64)>,
 }
 
 impl<'a> MergedCall<'a> {
-    pub(in super::super) fn new(asked: impl Iterator<Item = &'a [Cmd]>) -> Self {
+    pub(in super::super) fn new(asked: impl Iterator<Item = &'a [Command]>) -> Self {
         let mut merged = Self { questions: Vec::new(), keys: 0, places: Vec::new() };
-        for calls in asked {
-            let place = merged.find_equal(calls).unwrap_or((merged.questions.len(), 0));
+        for commands in asked {
+            let place = merged.find_equal(commands).unwrap_or((merged.questions.len(), 0));
             if place.0 == merged.questions.len() {
-                let first = merged.keys;
-                merged.questions.push(EqualQuestions { calls, times: 1, first, tokens: None });
-                merged.keys += calls.len();
+                merged.questions.push(EqualQuestions { commands, times: 1, first: merged.keys });
+                merged.keys += commands.len();
             }
             merged.places.push(place);
         }
@@ -44,55 +41,73 @@ impl<'a> MergedCall<'a> {
     }
 
     /// Unless another question of the key came between, or the script can't count them at once.
-    fn find_equal(&mut self, calls: &[Cmd]) -> Option<(usize, u64)> {
-        let [call] = calls else { return None };
-        let is_of_key = |of: &Cmd| args_from(of, 3).next() == args_from(call, 3).next();
+    fn find_equal(&mut self, commands: &[Command]) -> Option<(usize, u64)> {
+        let [command] = commands else { return None };
+        let (cost, most) = command.plain?;
         let recent = self.questions.len().saturating_sub(RECENT);
-        let mut last = self.questions[recent..].iter();
-        let i = recent + last.rposition(|of| of.calls.iter().any(is_of_key))?;
-        let EqualQuestions { calls: [equal], times, tokens, .. } = &mut self.questions[i] else {
+        let is_of_key =
+            |of: &EqualQuestions<'_>| of.commands.iter().any(|of| of.key == command.key);
+        let i = recent + self.questions[recent..].iter().rposition(is_of_key)?;
+        let EqualQuestions { commands: [equal], times, .. } = &mut self.questions[i] else {
             return None;
         };
-        if !args_from(equal, 4).eq(args_from(call, 4)) {
-            return None;
-        }
-        let (cost, most) = tokens.or_else(|| parse_plain(call))?;
-        (*times < most / cost).then(|| {
-            *tokens = Some((cost, most));
+        (is_alike(equal, command) && *times < most / cost).then(|| {
             *times += 1;
             (i, *times - 1)
         })
     }
 
-    pub(in super::super) fn to_cmd(&self) -> Cmd {
+    fn is_reset(&self) -> bool {
+        args_of(&self.questions[0].commands[0].args).len() == 0
+    }
+
+    fn is_one(&self) -> bool {
+        self.keys == 1 && self.places.len() == 1
+    }
+
+    fn script(&self) -> &'static Lua {
+        if self.is_one() { &ONE } else { &MANY }
+    }
+
+    /// By the script's hash, or with the script, which the server keeps for later calls by the hash.
+    /// Servers and proxies without `SCRIPT` take that, too.
+    pub(in super::super) fn to_cmd(&self, brings_script: bool) -> Cmd {
+        if self.is_reset() {
+            return redis::cmd("DEL").arg(&self.questions[0].commands[0].key).take();
+        }
         let mut cmd = Cmd::with_capacity(8 + 3 * self.keys, 128 * self.keys);
-        cmd.arg("EVALSHA").arg(&MANY.hash).arg(self.keys);
-        // Most calls differ in their keys only.
-        let (mut kinds, mut of_which) = (Vec::<&Cmd>::new(), Vec::with_capacity(self.keys));
-        for call in self.questions.iter().flat_map(|of| of.calls) {
-            cmd.arg(args_from(call, 3).next());
+        match brings_script {
+            true => cmd.arg("EVAL").arg(&self.script().code),
+            false => cmd.arg("EVALSHA").arg(&self.script().hash),
+        };
+        cmd.arg(self.keys);
+        // Most commands differ in their keys only.
+        let (mut kinds, mut of_which) = (Vec::<&Command>::new(), Vec::with_capacity(self.keys));
+        for command in self.questions.iter().flat_map(|of| of.commands) {
+            cmd.arg(&command.key);
             let recent = kinds.len().saturating_sub(RECENT);
-            let same =
-                kinds[recent..].iter().position(|kind| args_from(kind, 4).eq(args_from(call, 4)));
+            let same = kinds[recent..].iter().position(|kind| is_alike(kind, command));
             of_which.push(same.map_or(kinds.len(), |i| recent + i) as i64 + 1);
             if same.is_none() {
-                kinds.push(call);
+                kinds.push(command);
             }
         }
-        cmd.arg(kinds.len());
-        for kind in &kinds {
-            cmd.arg(args_from(kind, 4).len());
-            args_from(kind, 4).for_each(|arg| {
-                cmd.arg(arg);
-            });
+        if !self.is_one() {
+            cmd.arg(kinds.len());
+        }
+        for Command { args, .. } in &kinds {
+            if !self.is_one() {
+                cmd.arg(args_of(args).len());
+            }
+            args_of(args).for_each(|arg| _ = cmd.arg(arg));
         }
         let mut all_alike = kinds.len() == 1;
-        for &EqualQuestions { calls, times, first, .. } in &self.questions {
-            let last = first + calls.len() - 1;
+        for &EqualQuestions { commands, times, first } in &self.questions {
+            let last = first + commands.len() - 1;
             // Below 0: another key of the same group follows.
             of_which[first..last].iter_mut().for_each(|kind| *kind = -*kind);
             of_which[last] += (times as i64 - 1) * kinds.len() as i64;
-            all_alike &= calls.len() == 1 && times == 1;
+            all_alike &= commands.len() == 1 && times == 1;
         }
         if !all_alike {
             cmd.arg(of_which);
@@ -100,10 +115,19 @@ impl<'a> MergedCall<'a> {
         cmd
     }
 
-    pub(in super::super) fn parse(&self, value: Value) -> RedisResult<Vec<RedisResult<Answer>>> {
+    /// Brings the script without the questions: it fails before it has done anything, and is kept.
+    /// Its key says which server keeps it.
+    pub(in super::super) fn to_loading_cmd(&self) -> Cmd {
+        let key = &self.questions[0].commands[0].key;
+        redis::cmd("EVAL").arg(&self.script().code).arg(1).arg(key).take()
+    }
+
+    pub(in super::super) fn parse(&self, value: Value) -> RedisResult<Vec<Answered>> {
         let values = match value {
-            Value::Array(values) if values.len() == self.keys + 1 => values,
             Value::ServerError(error) => return Err(error.into()),
+            Value::Int(_) if self.is_reset() => return Ok(vec![Ok(Vec::new())]),
+            one if self.is_one() => return Ok(vec![Answer::from_one(one).map(|one| vec![one])]),
+            Value::Array(values) if values.len() == self.keys + 1 => values,
             _ => return Err(unexpected_answer()),
         };
         let Some((&Value::Int(micros), values)) = values.split_first() else {
@@ -111,46 +135,34 @@ impl<'a> MergedCall<'a> {
         };
         let answer = |&(i, nth): &(usize, u64)| {
             let of = &self.questions[i];
-            match (&values[of.first..][..of.calls.len()], of.tokens) {
-                ([value], Some((cost, _))) => nth_answer(value, nth, of.times, cost, micros),
-                ([value], None) => to_answer(value, micros),
-                (group, _) => {
-                    let answers = group.iter().map(|value| to_answer(value, micros));
-                    answers.collect::<RedisResult<_>>().map(Answer::Group)
-                }
-            }
+            let values = &values[of.first..][..of.commands.len()];
+            values.iter().map(|value| nth_answer(value, nth, of, micros)).collect()
         };
         Ok(self.places.iter().map(answer).collect())
     }
 }
 
-/// The tokens of a plain charge, and how many the script can count at once: the limit, or how many
-/// fit between the starts of two windows.
-fn parse_plain(call: &Cmd) -> Option<(u64, u64)> {
-    let mut args = args_from(call, 4);
-    let is_plain = args.len() < GENERAL;
-    let mut next = || str::from_utf8(args.next()?).ok();
-    let (cost, _, length, limit) = (next()?, next()?, next()?, next()?);
-    let number = |arg: &str| arg.parse::<u64>().ok();
-    let most = number(length)?.saturating_mul(1_000).saturating_sub(1).min(number(limit)?);
-    number(cost).filter(|cost| is_plain && *cost > 0).map(|cost| (cost, most))
+fn is_alike(one: &Command, other: &Command) -> bool {
+    args_of(&one.args).eq(args_of(&other.args))
 }
 
 /// Equal charges are decided in this order.
-fn nth_answer(value: &Value, nth: u64, times: u64, cost: u64, micros: i64) -> RedisResult<Answer> {
-    match value {
-        Value::Int(used) if *used >= 0 => {
-            Answer::plain(micros, used - ((times - 1 - nth) * cost) as i64)
+fn nth_answer(
+    value: &Value,
+    nth: u64,
+    of: &EqualQuestions<'_>,
+    micros: i64,
+) -> RedisResult<Answer> {
+    let value = match (value, of.commands[0].plain) {
+        (Value::Int(used), Some((cost, _))) if *used >= 0 => {
+            Value::Int(used - ((of.times - 1 - nth) * cost) as i64)
         }
-        Value::Array(each) => {
-            to_answer(each.get(nth as usize).ok_or_else(unexpected_answer)?, micros)
+        (Value::Array(each), _) if of.times > 1 => {
+            each.get(nth as usize).ok_or_else(unexpected_answer)?.clone()
         }
-        all => to_answer(all, micros),
-    }
-}
-
-fn to_answer(value: &Value, micros: i64) -> RedisResult<Answer> {
-    match value.clone().extract_error()? {
+        (value, _) => value.clone(),
+    };
+    match value.extract_error()? {
         Value::Int(used) => Answer::plain(micros, used),
         array => Answer::general(array),
     }

@@ -5,12 +5,8 @@
 -- One decision: of the key KEYS[1], as ARGV says.
 -- Answer   as in `window`; instead of a number alone it and the server's time, in eight bytes each
 
-local redis, KEYS, args = redis, KEYS, ARGV
-local pack, step = struct.pack, nil
+local redis, KEYS, args, pack, step = redis, KEYS, ARGV, struct.pack, nil
 --[[ needs ]]
-local time = redis.call('TIME')
-local micros = time[1] * 1000000 + time[2]
-
 --[[ plain ]]
 --[[ window ]]
 
@@ -21,12 +17,6 @@ local may = redis.acl_check_cmd
 if not may then
   -- A server without that function may lack these options. This changes nothing.
   redis.call('PEXPIREAT', KEYS[1], 1, 'GT')
-  for _, answer in ipairs({ redis.pcall('HLEN', KEYS[1]), redis.pcall('HGETALL', KEYS[1]) }) do
-    local why = type(answer) == 'table' and answer.err
-    if why and not string.find(why, '^WRONGTYPE') then
-      error(answer)
-    end
-  end
 end
 local _, has_all = pcall(function()
   return not may or may('TIME') and may('HINCRBY') and may('HGET') and may('HMGET') and may('HSET')
@@ -48,6 +38,8 @@ if has_all ~= true then
   end
   error({ err = "NOPERM no permissions to run the '" .. table.concat(forbidden, ', ') .. "' command" })
 end
+local time = redis.call('TIME')
+local micros = time[1] * 1000000 + time[2]
 
 ----- plain
 -- What the short way of `window` needs, if the charge may go there: the count of this window when it is
@@ -193,13 +185,6 @@ local function after(n, start, length)
   return min((n - 1) * length + (start + length), MAX)
 end
 
-local function begin(q)
-  if q.grid < 0 then
-    return now
-  end
-  return now - (now - q.grid) % q.length
-end
-
 -- For how many windows a count lives: ceil((used - least) / limit), at least 1.
 local function lives(q, used)
   local limit, capacity = q.limit, q.capacity
@@ -277,7 +262,7 @@ end
 
 -- Window::at
 local function load(q, value)
-  q.start, q.used, q.till = begin(q), q.least, false
+  q.start, q.used, q.till = q.grid < 0 and now or now - (now - q.grid) % q.length, q.least, false
   if not value then
     return
   end
@@ -456,18 +441,17 @@ local function takes_back(q)
     and (n == 0 or begins(q, n) < q.returns or begins(q, n + 1) <= q.returns)
 end
 
--- `is_too_late` of decision/decide.rs: a quota covers its tokens only after another one's window has ended.
-local function is_late()
-  for i, q in ipairs(quotas) do
+-- Of each quota, when its tokens are due, or 0, and the end of the window that covers them.
+local function add_spans(spans)
+  for _, q in ipairs(quotas) do
     local n = in_debt(q, tokens)
-    for j, other in ipairs(n > 0 and quotas or {}) do
-      if j ~= i and begins(q, n) >= begins(other, in_debt(other, tokens) + 1) then
-        return true
-      end
-    end
+    spans[#spans + 1] = n > 0 and begins(q, n) or 0
+    spans[#spans + 1] = begins(q, n + 1)
   end
+  return spans
 end
 
+--[[ late ]]
 local taken = 0
 if act == 'return' then
   for i, q in ipairs(quotas) do
@@ -486,7 +470,7 @@ else
   end
   available = max(available, 0)
   local peeks = act == 'peek'
-  if tokens > available or tokens > 0 and #quotas > 1 and is_late() then
+  if tokens > available or tokens > 0 and #quotas > 1 and is_late(add_spans({})) then
     taken = -1
   elseif not peeks then
     taken = tokens
@@ -512,22 +496,33 @@ end
 local answer, moved = { now, taken }, false
 for _, q in ipairs(quotas) do
   moved = moved or q.stepped_back
-  answer[#answer + 1] = q.stored_start or false
-  answer[#answer + 1] = q.stored_used or false
-  answer[#answer + 1] = q.stored_till or q.stored_windows or false
-  if q.starts then
-    answer[#answer + 1] = q.stored_finish or false
-    answer[#answer + 1] = q.stored_number or false
+  local stored = {
+    q.stored_start or false, q.stored_used or false, q.stored_till or q.stored_windows or false,
+    q.stored_finish or false, q.stored_number or false,
+  }
+  for i = 1, q.starts and 5 or 3 do
+    answer[#answer + 1] = stored[i]
   end
 end
 if step and step ~= 0 and tokens > 0 and taken == 0 then
-  for _, q in ipairs(quotas) do
-    local n = in_debt(q, tokens)
-    step[#step + 1] = n > 0 and begins(q, n) or 0
-    step[#step + 1] = begins(q, n + 1)
-  end
+  add_spans(step)
 end
 return answer, moved
+
+----- late
+-- `is_too_late` of decision/decide.rs: a quota covers its tokens only after another one's window has ended.
+local function is_late(spans)
+  local due, of, least = 0, 0, 9007199254740992
+  for i = 1, #spans, 2 do
+    if spans[i] > due then
+      due, of = spans[i], i
+    end
+  end
+  for i = 1, due > 0 and #spans or 0, 2 do
+    least = i ~= of and math.min(least, spans[i + 1]) or least
+  end
+  return due >= least
+end
 
 ----- expiry
 -- The key lives until `till`, and no shorter than it did. One without an expiry is new, or has lost it: it
