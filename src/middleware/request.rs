@@ -518,6 +518,9 @@ impl LimitedRequest {
     }
 
     fn correct_by(&mut self, actual: &Actual) {
+        // Once, also if an app's clock panics after it: another refund would be of this cost, even if
+        // it was not taken.
+        self.awaits_response = false;
         self.aside().iter().for_each(|(_, aside)| aside.correct(actual, self.limits()));
         if let Decided::Charged(decision) = self.take_decided() {
             let (settled, corrected) = actual.correct(&self.receipt(decision), self.limits());

@@ -116,6 +116,32 @@ async fn a_panic_while_a_response_is_stamped_settles_a_metered_charge_once() {
     }
 }
 
+/// Otherwise the drop would refund a cost that the first panic kept from being taken.
+#[tokio::test]
+async fn a_panic_after_a_true_cost_was_settled_gives_nothing_back() {
+    for (at, times, expected) in [(1, 3, [100, 100]), (2, 2, [119, 100]), (3, 1, [119, 119])] {
+        let clock = FailingClock::default();
+        let limits = limits().store(MemoryStore::new().clock(clock.clone()));
+        // What others have used.
+        let lines = NAMES.map(|name| Line::new(name, Key::global(), 99));
+        assert!(limits.check(lines).await.expect("memory answers").allowed());
+        let layer = FixedWindowLayer::new(&limits).refund_dropped();
+        let inner = FixedWindowLayer::new(Quota::per_hour(9_000).name("inner").key(Key::global()));
+        let fails = clock.clone();
+        let work = service_fn(move |_: Request<Body>| {
+            let mut response = Response::new(Body::empty());
+            response.extensions_mut().insert(TrueCost::of("tokens", 20).and("cents", 20));
+            fails.times.store(times, Ordering::SeqCst);
+            fails.at.store(at, Ordering::SeqCst);
+            async { Ok::<_, Infallible>(response) }
+        });
+        let service = layer.layer(inner.layer(work));
+        let answer = AssertUnwindSafe(move || block_on(service.oneshot(get("/"))));
+        assert!(catch_unwind(answer).is_err(), "the response is stamped by this clock");
+        assert_eq!(used(&limits).await, expected, "{times} panics");
+    }
+}
+
 /// In the response, at the end of its body, and without HTTP.
 #[tokio::test]
 async fn a_clock_that_panics_for_one_limit_leaves_the_others_settled() {
