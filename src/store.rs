@@ -297,7 +297,7 @@ impl AnyStore {
     /// What a process counted by itself while the store failed is of its `Remote` alone.
     pub(crate) fn id(&self, is_local: bool) -> StoreId {
         match self {
-            Self::Memory(store) => StoreId::Memory(store.downgrade()),
+            Self::Memory(store) => StoreId::Memory(store.number()),
             Self::Other(store) => {
                 let node = || store.remote().map(|remote| remote.node_name());
                 let name = store.identity().filter(|_| !is_local).or_else(node);
@@ -331,21 +331,23 @@ impl AnyStore {
 /// store with a file saves it and lets go of the file (S38).
 #[derive(Clone, Debug)]
 pub(crate) enum StoreId {
-    Memory(Weak<memory::Memory>),
+    Memory(u64),
     Other(Weak<dyn Store>, Option<String>),
 }
 
 impl StoreId {
     /// As far as that is known.
     pub(crate) fn is_of(&self, store: &AnyStore) -> bool {
+        let node = || store.remote().map(|remote| remote.node_name());
+        let is_named =
+            |name: &String| [store.identity(), node()].iter().flatten().any(|of| of == name);
         match (self, store) {
-            (Self::Memory(id), AnyStore::Memory(store)) => Weak::ptr_eq(id, &store.downgrade()),
-            (Self::Other(id, name), AnyStore::Other(store)) => {
-                let node = || store.remote().map(|remote| remote.node_name());
-                Weak::ptr_eq(id, &Arc::downgrade(store))
-                    || name.is_some() && (*name == store.identity() || *name == node())
+            (Self::Memory(id), AnyStore::Memory(store)) => *id == store.number(),
+            (Self::Memory(id), AnyStore::Other(_)) => is_named(&MemoryStore::name(*id)),
+            (Self::Other(id, name), _) => {
+                matches!(store, AnyStore::Other(of) if Weak::ptr_eq(id, &Arc::downgrade(of)))
+                    || name.as_ref().is_some_and(is_named)
             }
-            _ => false,
         }
     }
 }

@@ -12,8 +12,8 @@
 //!   file.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 use super::Store;
 use super::account::{Account, Scope};
@@ -190,14 +190,18 @@ impl MemoryStore {
 }
 
 impl MemoryStore {
-    pub(super) fn downgrade(&self) -> Weak<Memory> {
-        Arc::downgrade(&self.memory)
+    pub(super) fn number(&self) -> u64 {
+        self.memory.number
+    }
+
+    pub(super) fn name(number: u64) -> String {
+        format!("memory {number}")
     }
 }
 
 impl Store for MemoryStore {
     fn identity(&self) -> Option<String> {
-        Some(format!("memory {}", self.memory.number))
+        Some(Self::name(self.number()))
     }
 
     #[inline(always)]
