@@ -287,12 +287,14 @@ impl<'a> Window<'a> {
     /// Returns whether tokens of a window after `end` are taken. Then the window that ends at `end`
     /// takes no more refunds, since a count can't say which window has room again (S14).
     pub(crate) fn is_reserved_past(&self, end: i64) -> bool {
-        let Self { quota, .. } = self;
-        quota.max_reserved > 0 && quota.limit > 0 && {
-            let last = self.covering_window(0);
-            // If both ends saturate, the windows are the same.
-            last.start >= end && last.end > end
-        }
+        // Under a limit of 0 nothing is covered: the end of the count says what it was taken of.
+        let windows = || match self.quota.limit {
+            0 => self.left().map(|windows| windows - 1),
+            _ => self.in_debt(0),
+        };
+        // If both ends saturate, the windows are the same.
+        let is_past = |n| n > 0 && self.after(n) >= end && self.after(n + 1) > end;
+        self.quota.max_reserved > 0 && windows().is_some_and(is_past)
     }
 
     /// `None`: there is no state to return them to (S14).

@@ -112,11 +112,14 @@ impl Quotas {
         self.periods
     }
 
-    /// Replaces each quota by the one of `current` with the same counter, if there is one.
+    /// Replaces each quota by the one of `current` with the same counter, if there is one. A quota
+    /// that has granted reservations may still have some (S14).
     pub(crate) fn updated(mut self, current: &Quotas) -> Self {
         for quota in &mut self.quotas {
             if let Some(current) = current.iter().find(|current| current.same_counter(quota)) {
-                *quota = *current;
+                let reserved = quota.max_reserved.max(current.max_reserved);
+                let max_reserved = reserved.min(Quota::MAX_TOKENS - current.capacity);
+                *quota = Quota { max_reserved, ..*current };
             }
         }
         self

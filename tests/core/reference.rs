@@ -69,6 +69,7 @@ pub(crate) struct Taken {
     pub(crate) cost: i128,
     refundable_until: Vec<i128>,
     charged_from: Vec<i128>,
+    max_reserved: Vec<i128>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -211,10 +212,16 @@ impl Terms {
 
     /// Returns whether tokens are reserved in a window later than the one with this end (S14).
     fn is_reserved_after(&self, now: Now, end: i128) -> bool {
-        if self.max_reserved == 0 || self.limit == 0 {
-            return false;
-        }
-        let (first, last) = self.last_window(now, 0);
+        let (first, last) = match now.until {
+            _ if self.max_reserved == 0 => return false,
+            // Nothing is covered: it counts until when the state lasts.
+            Some(END_OF_TIME) if self.limit == 0 => (END_OF_TIME, END_OF_TIME),
+            Some(until) if self.limit == 0 => {
+                let windows = (until - now.start + self.window - 1) / self.window;
+                (self.after(now.start, windows - 1), self.after(now.start, windows))
+            }
+            _ => self.last_window(now, 0),
+        };
         first >= end && last > end
     }
 
@@ -326,6 +333,7 @@ impl Model {
             cost,
             refundable_until: covered.iter().map(|(_, end)| *end).collect(),
             charged_from: windows.iter().map(|window| window.start).collect(),
+            max_reserved: terms.iter().map(|terms| terms.max_reserved).collect(),
         });
         for (i, terms) in terms.iter().enumerate() {
             if granted > 0 || windows[i].from_ahead.is_some() && ask != Ask::Peek {
@@ -352,6 +360,10 @@ impl Model {
         let windows = self.look(terms, now);
         for (i, terms) in terms.iter().enumerate() {
             let window = windows[i];
+            // Quotas may have granted reservations when they were charged, or now.
+            let reserved = terms.max_reserved.max(taken.max_reserved[i]);
+            let max_reserved = reserved.min(END_OF_TIME - terms.capacity);
+            let terms = &Terms { max_reserved, ..*terms };
             let counted_from = window.from_ahead.unwrap_or(window.start);
             let only_until = match window.from_ahead {
                 Some(_) => terms.after(window.start, 1),

@@ -16,6 +16,11 @@ fn limiter(clock: &ManualClock, quotas: impl Into<Quotas>) -> Limiter {
     Limit::new(quotas).store(MemoryStore::new().clock(clock.clone()))
 }
 
+fn joined(mut quotas: impl Iterator<Item = Quota>) -> Quotas {
+    let first = Quotas::from(quotas.next().expect("one"));
+    quotas.fold(first, Quotas::and)
+}
+
 /// The time at which a charge that passed may start.
 fn start(receipt: &Receipt) -> i128 {
     let decision = receipt.decision();
@@ -63,6 +68,37 @@ fn under_a_lowered_limit_tokens_come_back() {
     }
 }
 
+/// S14: without reservations for a while, or paused, a quota still has those that stand.
+#[test]
+fn what_is_reserved_stays_so_under_other_quotas() {
+    type Make = fn(u64) -> Quota;
+    let makes: [Make; 3] = [
+        Quota::per_minute,
+        |limit| Quota::per_minute(limit).from_first_request(),
+        |limit| Quota::per_day(limit).in_zone("Asia/Tokyo"),
+    ];
+    for make in makes {
+        let quota = make(5).reserve_up_to(5);
+        let meanwhile = [make(5), make(0), make(0).reserve_up_to(5), make(3).reserve_up_to(1)];
+        for (other, costs) in meanwhile.iter().flat_map(|of| [(of, 5), (of, 1)]) {
+            let clock = ManualClock::at_ms(TURN);
+            let limiter = limiter(&clock, quota);
+            let first: Vec<_> =
+                (0..5 / costs).map(|_| charge(&limiter, "alice", costs, false).1).collect();
+            let (reserved, later) = charge(&limiter, "alice", 5, true);
+            assert!(later.is_some());
+            limiter.set_quotas(*other);
+            first.into_iter().for_each(|of| answer(limiter.refund(of.expect("it passed"))));
+            limiter.set_quotas(quota);
+            clock.advance(reserved.ready_after());
+            assert!(!charge(&limiter, "alice", 1, false).0.allowed(), "{other}");
+            // Those of the last window come back.
+            answer(limiter.refund(later.expect("it passed")));
+            assert!(charge(&limiter, "alice", 5, false).0.allowed(), "{other}");
+        }
+    }
+}
+
 /// Random quotas and times. Returned tokens may pass again, in any window with room.
 #[test]
 fn no_window_sees_more_starts_than_its_limit() {
@@ -76,12 +112,11 @@ fn no_window_sees_more_starts_than_its_limit() {
             windows.push([length, rng.u64(limits), rng.u64(..length)]);
         }
         windows.truncate(rng.usize(1..=3));
-        let mut quotas = windows.iter().map(|&[length, limit, offset]| {
+        let quotas = windows.iter().map(|&[length, limit, offset]| {
             let quota = Quota::new(limit, Duration::from_millis(length));
             quota.starting_at(Duration::from_millis(offset)).reserve_up_to(100 - limit)
         });
-        let first = Quotas::from(quotas.next().expect("one"));
-        let limiter = limiter(&clock, quotas.fold(first, Quotas::and));
+        let limiter = limiter(&clock, joined(quotas));
         // A charge of several tokens may start in a window from which it takes only one.
         let most = if rng.bool() { 1 } else { 5 };
         let mut receipts = Vec::new();
@@ -93,7 +128,15 @@ fn no_window_sees_more_starts_than_its_limit() {
             }));
             if most == 1 && rng.u8(..6) == 0 && !receipts.is_empty() {
                 let receipt: Receipt = receipts.swap_remove(rng.usize(..receipts.len()));
+                let quotas = *limiter.quotas().expect("some").quotas().expect("some");
+                // It may be paused, or grant no reservations, while tokens come back.
+                let [to, reserved] = [rng.bool(), rng.bool()].map(u64::from);
+                let other = quotas
+                    .into_iter()
+                    .map(|quota| quota.with_limit(quota.limit() * to).reserve_up_to(reserved));
+                limiter.set_quotas(joined(other));
                 answer(limiter.refund(receipt));
+                limiter.set_quotas(quotas);
             } else if let (_, Some(receipt)) =
                 charge(&limiter, "alice", rng.u64(1..=most), rng.u8(..4) > 0)
             {

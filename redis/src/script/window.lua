@@ -427,8 +427,9 @@ local function takes_back(q)
     return false
   end
   local n = 0
-  if q.most > q.limit and q.limit > 0 then
-    n = in_debt(q, 0)
+  if q.most > q.limit then
+    -- Under a limit of 0 nothing is covered: the end of the count says what it was taken of.
+    n = q.limit > 0 and in_debt(q, 0) or q.till < MAX and left(q) - 1 or MAX
   end
   if n > 0 and q.stepped_back then
     return false
