@@ -75,8 +75,7 @@ impl Link {
             Host::Unix(path) => format!("{}:{port}", path.display()),
         });
         let server = hosts.collect::<Vec<_>>().join(",").into();
-        let (patience, current) = Default::default();
-        Self { config, server, patience, current }
+        Self { config, server, patience: AtomicU64::default(), current: Mutex::default() }
     }
 
     pub(crate) fn be_patient(&self, for_this: Duration) {

@@ -39,11 +39,13 @@ impl Table {
         Self { link: Arc::new(Link::new(config)), of, commit: "off", clock, deletion }
     }
 
-    /// The same for all stores of a table.
+    /// The same for stores of one table, as far as that is known.
     pub(crate) fn identity(&self) -> String {
         let config = &self.link.config;
         let database = config.get_dbname().or(config.get_user());
-        format!("{}{:?}/{database:?} {}", self.link.server, config.get_hostaddrs(), self.of)
+        // Without a schema the search path finds the table: it may be another one for each user.
+        let path = self.of.is_empty().then(|| (config.get_user(), config.get_options()));
+        format!("{:?}", (&self.link.server, config.get_hostaddrs(), database, &self.of, path))
     }
 
     /// As often as it is due, while counters are used. Nobody waits for it. A test's clock may step

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use harness::Postgres;
+use tower_fixed_window::store::Store;
 use tower_fixed_window::{Key, Limit, Quota};
 use tower_fixed_window_postgres::PostgresStore;
 
@@ -266,6 +267,23 @@ async fn the_rest_of_a_lost_group_is_not_locked() {
     let _ = limit.check("a").await;
     assert_eq!(last_lock(), before);
     end_held(&server);
+}
+
+/// What another one has counted is not given back here.
+#[test]
+fn a_search_path_may_find_another_table_for_each_user() {
+    let identity = |of: &str, schema: Option<&str>| {
+        let store = PostgresStore::new(&format!("postgres://{of}")).expect("an address");
+        schema.map_or(store.clone(), |name| store.schema(name)).identity().expect("it has one")
+    };
+    let one = identity("ann:secret@host/db", None);
+    assert!(!one.contains("secret"));
+    assert_eq!(one, identity("ann:other@host/db", None));
+    assert_ne!(one, identity("bob@host/db", None));
+    assert_ne!(one, identity("ann@host/db?options=-csearch_path%3Dtwo", None));
+    let limits = identity("ann@host/db", Some("limits"));
+    assert_eq!(limits, identity("bob@host/db", Some("limits")));
+    assert_ne!(limits, one);
 }
 
 #[tokio::test]
