@@ -12,7 +12,7 @@ async fn sessions_that_all_clients_share() {
     let Some(pooler) = Pooler::before(&server) else { return };
     let stores = [(); 4].map(|()| {
         let store = PostgresStore::new(&pooler.url()).expect("an address");
-        store.deadline(Duration::from_secs(20))
+        store.deadline(Duration::from_secs(120))
     });
     stores[0].create_schema().await.expect("it is created");
     stores[0].ping().await.expect("Postgres answers");
