@@ -31,6 +31,10 @@ use step::{Asked, DecidedStep, Step};
 /// How often a charge is decided. Of those that meet at a counter one is written each time, so more
 /// tries than nodes are needed only where a store never finds what it has read.
 const TRIES: usize = 100;
+/// How long a read takes at least where the database is far: a millisecond each way.
+const FAR: Duration = Duration::from_millis(2);
+/// Charges of one counter in a call, from which on other nodes are likely to change it meanwhile.
+const HOT: usize = 8;
 
 /// A table of counters in a database. [`Shared`] makes a [`Store`] of it and makes the decisions:
 /// it needs two statements for any number of charges.
@@ -254,7 +258,8 @@ impl AnyTable {
     /// next call has read before the other's next call writes, and so on at each try. So questions
     /// that have lost before have their counters read again by the call that writes, right behind
     /// the write. If they lose once more, the next write is a round trip earlier than that of a node
-    /// that has won and has to read first.
+    /// that has won and has to read first. The counters of a hot key far away are read behind its
+    /// first write, too: most of these meet the other nodes'.
     async fn decide_and_write(
         &self,
         mut batch: Vec<WaitingQuestion>,
@@ -267,13 +272,15 @@ impl AnyTable {
             Some(Ok(read)) => read,
             failed => return (fail(batch, failed, again), None),
         };
-        let took = started.elapsed() * 2;
+        let took = started.elapsed();
         loop {
             let at = Instant::now();
             let wanted: Vec<_> = batch.iter().map(|waiting| waiting.is_wanted(at)).collect();
             let asked = batch.iter().zip(&wanted);
             let asked = asked.map(|(waiting, wanted)| wanted.then_some(&waiting.asked));
-            let lost = batch.iter().map(|waiting| (1..TRIES).contains(&waiting.tries));
+            let at_first = took >= FAR && batch.len() >= HOT * step.counters.len();
+            let tries = usize::from(!at_first)..TRIES;
+            let lost = batch.iter().map(|waiting| tries.contains(&waiting.tries));
             let lost = step.counters_of(lost);
             let DecidedStep { groups, answers } = step.decide(asked, now, &had);
             let write = self.write_and_read(&groups, &lost);
@@ -291,7 +298,7 @@ impl AnyTable {
                     waiting.answer(Ok(decision));
                 } else if waiting.tries < TRIES {
                     waiting.note_lost();
-                    let is_read = waiting.tries > 1 && read.is_some();
+                    let is_read = waiting.tries > tries.start && read.is_some();
                     if is_read { &mut lost_again } else { &mut again }.push(waiting);
                 } else {
                     let error = StoreError::new("the counters have changed at each try");
@@ -299,7 +306,7 @@ impl AnyTable {
                 }
             }
             let Some((later, states)) = read.filter(|_| !lost_again.is_empty()) else {
-                return (again, Some(took));
+                return (again, Some(took * 2));
             };
             batch = lost_again;
             step = Step::of(batch.iter().map(|waiting| &waiting.asked));

@@ -240,6 +240,42 @@ fn other_keys_pass_one_whose_call_stands_still() {
     });
 }
 
+/// One full call costs a near database less than two others.
+#[test]
+fn near_calls_follow_each_other_unless_one_stands_still() {
+    run(async {
+        let table = Table::held_up();
+        let store = Shared::around(table.clone());
+        let ask = |key| {
+            let store = store.clone();
+            tokio::spawn(async move { charge(&store, key).await })
+        };
+        let sent = || table.reads.load(Ordering::SeqCst);
+        table.let_through(2);
+        let mut asked = vec![ask(0)];
+        idle().await;
+        asked.extend([1, 2, 3].map(ask));
+        idle().await;
+        assert_eq!(sent(), 3, "few ask: 1 is alone, and 2 and 3 need not wait for it");
+        table.let_through(4);
+        idle().await;
+        asked.extend([4, 5].map(ask));
+        idle().await;
+        asked.extend([6, 7].map(ask));
+        idle().await;
+        assert_eq!(sent(), 4, "6 and 7 wait for 4 and 5");
+        sleep(Duration::from_millis(10)).await;
+        asked.push(ask(8));
+        idle().await;
+        assert_eq!(sent(), 5, "which stand still");
+        table.let_through(100);
+        for asked in asked {
+            assert!(asked.await.expect("no panic").expect("an answer"));
+        }
+        assert_eq!((sent(), table.used()), (5, 9));
+    });
+}
+
 #[test]
 fn a_charge_that_is_dropped_before_it_is_written_is_not_made() {
     run(async {
@@ -340,6 +376,8 @@ fn a_table_that_never_finds_what_it_has_read_is_not_asked_for_ever() {
     });
 }
 
+const FAR: Duration = Duration::from_millis(20);
+
 /// A node's table, from which the server is so far away.
 #[derive(Clone)]
 struct Far(Table, Duration);
@@ -367,7 +405,6 @@ impl Counters for Far {
 /// A node that is a little later than another one would find each of its counters changed.
 #[test]
 fn nodes_that_meet_at_a_far_key_take_turns() {
-    const FAR: Duration = Duration::from_millis(20);
     for nodes in [2, 4] {
         run(async {
             let table = Table::new(ManualClock::at_ms(NOW));
@@ -393,6 +430,31 @@ fn nodes_that_meet_at_a_far_key_take_turns() {
             }
         });
     }
+}
+
+/// Each of 64 callers for each node asks again at once.
+#[test]
+fn nodes_that_meet_at_a_far_hot_key_pass_much_of_what_one_could() {
+    run(async {
+        let (table, start) = (Table::new(ManualClock::at_ms(NOW)), Instant::now());
+        let stores = [table.other_handle(), table].map(|table| Far(table, FAR / 20));
+        let stores = stores.map(Shared::around);
+        let callers = (0..128).map(|caller| {
+            let store = stores[caller % 2].clone();
+            tokio::spawn(async move {
+                let mut passed = 0;
+                while start.elapsed() < Duration::from_secs(2) {
+                    let asked = charge_under(&store, 1, 1_000_000).await.expect("an answer");
+                    passed += u64::from(asked);
+                }
+                passed
+            })
+        });
+        let passed = join_all(callers.collect::<Vec<_>>()).await;
+        let passed: u64 = passed.into_iter().map(|of| of.expect("no panic")).sum();
+        // One node passes 64 in two round trips, 32,000 in all.
+        assert!(passed > 40_000, "{passed}");
+    });
 }
 
 /// A table in front of which the connection is cut.

@@ -35,15 +35,15 @@ const MAX_COUNTERS: usize = 128;
 /// Questions in one call. Those about one counter cost the server nothing, but they are decided one
 /// after the other.
 const MAX_QUESTIONS: usize = 1_024;
-/// In flight at any distance: with one, the server would be idle while its answer travels.
-const MIN_CALLS: usize = 2;
 /// Each such part of the time that a call takes lets one more call be in flight: about as long as a
 /// database is busy with a full one. More calls of fewer questions would cost it more.
 const INTERVAL: Duration = Duration::from_millis(1);
 /// Before that time is known.
 const UNMEASURED: usize = 1_024;
-/// In flight beyond that for full calls, which gain nothing by waiting.
-const MORE_IF_FULL: usize = 4;
+/// In flight beyond that: for full calls, which gain nothing by waiting, and while the last call
+/// stands still, as other counters should not.
+const MORE: usize = 4;
+const STILL: Duration = Duration::from_millis(10);
 /// How long the shortest call is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
 /// How long a call lasts after all of its callers have left. One that hangs up must not end a
@@ -251,6 +251,8 @@ struct Backlog {
     busy: HashSet<u64>,
     awaited: HashSet<u64>,
     in_flight: usize,
+    /// When the last call was sent.
+    sent: Option<Instant>,
     has_sender: bool,
     last_was_shared: bool,
     /// The shortest call of this span and of the one before, and when this one began.
@@ -329,6 +331,7 @@ impl Backlog {
             return None;
         }
         self.busy.extend(&counters);
+        self.sent = Some(now);
         (self.last_was_shared, self.in_flight) = (questions.len() > 1, self.in_flight + 1);
         Some(Batch { questions, counters })
     }
@@ -350,13 +353,18 @@ impl Backlog {
         }
     }
 
+    /// Near a database that many ask, one full call costs it less than two others.
     fn has_room(&self) -> bool {
-        let more = if self.ready.len() >= MAX_COUNTERS { MORE_IF_FULL } else { 0 };
         let calls = match self.least.into_iter().flatten().min() {
             None => UNMEASURED,
-            Some(least) => MIN_CALLS + (least.as_nanos() / INTERVAL.as_nanos()) as usize,
+            Some(least) => {
+                2 - usize::from(self.last_was_shared)
+                    + (least.as_nanos() / INTERVAL.as_nanos()) as usize
+            }
         };
-        self.in_flight < calls + more
+        let is_still = || self.sent.is_some_and(|sent| sent.elapsed() >= STILL);
+        self.in_flight < calls
+            || self.in_flight < calls + MORE && (self.ready.len() >= MAX_COUNTERS || is_still())
     }
 
     fn claim_sender(&mut self) -> bool {
