@@ -5,8 +5,6 @@ use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
 mod calendar;
-#[cfg(feature = "serde")]
-mod serde;
 mod set;
 mod text;
 mod zone;
@@ -251,21 +249,7 @@ impl Quota {
     /// follow it and precede it end to end. Use this to match another service, or the moment at
     /// which a subscription began. Months and years begin on the instant's day and at its time of
     /// day, or in a shorter month on the last day. With a time zone, set afterwards, so do days and
-    /// weeks:
-    ///
-    /// ```
-    /// # #[cfg(feature = "time-zones")] {
-    /// use std::time::{Duration, UNIX_EPOCH};
-    /// use tower_fixed_window::Quota;
-    ///
-    /// // On 31 January 2025 at 09:05:09 in New York.
-    /// let subscribed = UNIX_EPOCH + Duration::from_secs(1_738_332_309);
-    /// let since_epoch = subscribed.duration_since(UNIX_EPOCH)?;
-    /// let quota = Quota::per_month(10_000).starting_at(since_epoch).in_zone("America/New_York");
-    /// assert_eq!(quota.counter(), "month+1738332309000ms@America/New_York");
-    /// # }
-    /// # Ok::<_, std::time::SystemTimeError>(())
-    /// ```
+    /// weeks: [the guide](crate::guide::windows#months-and-days-in-a-time-zone) has a table.
     ///
     /// # Panics
     /// If the quota already has a first day or a time zone: write `.starting_at(..)` before

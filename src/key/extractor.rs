@@ -342,22 +342,6 @@ where
 ///
 /// # Panics
 /// If `name` is not a valid header name in lower case.
-///
-/// ```
-/// use tower_fixed_window::key::header;
-/// use tower_fixed_window::{Key, KeyExtractor, MissingKey};
-///
-/// let key = |request: http::request::Builder| -> Result<Key, MissingKey> {
-///     let (parts, ()) = request.body(()).unwrap().into_parts();
-///     let mut key = Key::default();
-///     header("x-api-key").extract(&parts, &mut key).map(|()| key)
-/// };
-/// let get = || http::Request::get("/");
-///
-/// assert_eq!(key(get().header("x-api-key", "alpha")), Ok(Key::secret("alpha")));
-/// let twice = key(get().header("x-api-key", "alpha").header("x-api-key", "beta"));
-/// assert_eq!(twice.unwrap_err().to_string(), "more than one x-api-key header");
-/// ```
 #[track_caller]
 pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
     let Ok(name) = HeaderName::from_lowercase(name.as_bytes()) else {

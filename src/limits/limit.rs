@@ -136,19 +136,6 @@ impl Limit {
     /// Sets how many tokens a request costs. The default is 1. A request of cost 0 passes and takes
     /// nothing, even if nothing is left; if its [true cost](Self::settled) may be higher, return at
     /// least 1.
-    ///
-    /// ```
-    /// use http::{Method, Request};
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
-    ///
-    /// let writes_cost_more = Quota::per_hour(5_000)
-    ///     .key(Key::global())
-    ///     .cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
-    /// let layer = FixedWindowLayer::new(writes_cost_more);
-    ///
-    /// assert_eq!(ask(&layer, Request::post("/")).headers()["x-ratelimit-used"], "5");
-    /// ```
     pub fn cost_fn<F>(mut self, cost: F) -> Self
     where
         F: Fn(&Parts) -> u64 + Send + Sync + 'static,

@@ -99,19 +99,8 @@ impl Limiter {
         moved
     }
 
-    /// Returns a limiter for the same counters under other quotas, such as a customer's plan.
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Quota};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let free = Limiter::new(Quota::per_hour(60).name("api"));
-    /// let pro = free.with_quotas(Quota::per_hour(5_000));
-    /// assert!(free.check("alice").await?.allowed());
-    /// // The same window is the same counter.
-    /// assert_eq!(pro.peek("alice").await?.remaining(), 4_999);
-    /// # Ok(()) }
-    /// ```
+    /// Returns a limiter for the same counters under other quotas, such as a customer's plan:
+    /// [`Line::with_quotas`](crate::Line::with_quotas) for all charges.
     #[must_use]
     pub fn with_quotas(&self, quotas: impl Into<Quotas>) -> Self {
         let quotas = quotas.into();
@@ -420,17 +409,6 @@ impl Limiter {
     ///
     /// With [`Plan::UNLIMITED`], requests pass a layer uncounted. Charges without a request are
     /// still counted in the same windows, and pass up to [`MAX_TOKENS`](crate::Quota::MAX_TOKENS).
-    ///
-    /// ```
-    /// use tower_fixed_window::{Limiter, Plan, Quota};
-    ///
-    /// let api = Limiter::new(Quota::per_hour(100).name("api"));
-    /// // As a configuration file has it.
-    /// let plan: Plan = "unlimited".parse()?;
-    /// api.set_quotas(plan);
-    /// assert_eq!(api.quotas(), Some(Plan::UNLIMITED));
-    /// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
-    /// ```
     pub fn set_quotas(&self, quotas: impl Into<Plan>) {
         let quotas = quotas.into();
         if self.has_no_plan() {

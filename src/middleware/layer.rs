@@ -246,20 +246,6 @@ impl<J> FixedWindowLayer<J> {
     /// rules](crate::guide::semantics#peeks-resets-reservations-refunds), such as those for costs.
     ///
     /// For a graceful shutdown, call [`close_queue`](Self::close_queue), which ends all waiting.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use http::Request;
-    /// use tower_fixed_window::testing::ask;
-    /// use tower_fixed_window::{FixedWindowLayer, Key, Quota};
-    ///
-    /// // A window of a day: the second request would have to wait too long.
-    /// let layer = FixedWindowLayer::new(Quota::per_day(1).key(Key::global()))
-    ///     .queue(30, Duration::from_millis(1));
-    ///
-    /// assert_eq!(ask(&layer, Request::get("/")).status(), 200);
-    /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
-    /// ```
     #[cfg(feature = "tokio")]
     pub fn queue(mut self, requests: u64, max_wait: Duration) -> Self {
         self.options.queue = Some((requests, max_wait));
