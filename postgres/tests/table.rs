@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use harness::Postgres;
 use tower_fixed_window::store::Store;
-use tower_fixed_window::{Key, Limit, Quota};
+use tower_fixed_window::{Key, Limit, OnStoreFailure, Quota};
 use tower_fixed_window_postgres::PostgresStore;
 
 use crate::{end_held, fastrand, hold};
@@ -44,6 +44,32 @@ async fn a_view_shows_counters_as_the_app_named_them() {
     assert_eq!(server.run("SELECT count(*) FROM tfw WHERE key = 'alice'"), "0");
     server.run("DELETE FROM tfw_counters WHERE scope = 'api' AND key = 'u7'");
     assert_eq!(limit.peek(7_u64).await.expect("Postgres answers").used(), 0);
+}
+
+/// Of many parts: longer than a row of an index may be.
+#[tokio::test]
+async fn a_long_key_is_counted_under_its_hash() {
+    let Some(server) = Postgres::start() else { return };
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    store.create_schema().await.expect("it creates");
+    let store = store.on_failure(OnStoreFailure::Deny).remember_refusals(Duration::ZERO);
+    let limit = Limit::new(Quota::per_day(2)).name("long").store(store);
+    let long = |last: u64| {
+        let mut key = Key::global();
+        (0..90).chain([last]).for_each(|n| key.append(&Key::secret(n.to_string())));
+        key
+    };
+    for key in [long(90), long(91)] {
+        for allowed in [true, true, false] {
+            assert_eq!(limit.check(&key).await.expect("it answers").allowed(), allowed);
+        }
+    }
+    limit.reset(long(90)).await.expect("it answers");
+    let used = async |key| limit.peek(key).await.expect("it answers").used();
+    assert_eq!((used(long(90)).await, used(long(91)).await), (0, 2));
+    let stored =
+        server.run("SELECT string_agg(left(key, 2) || length(key), ' ') FROM tfw_counters");
+    assert_eq!(stored, "#s66");
 }
 
 #[tokio::test]

@@ -270,6 +270,11 @@ impl AnyTable {
         let read = WaitingQuestion::wait_for(&mut batch, self.read(&step.counters)).await;
         let (mut now, mut had) = match read {
             Some(Ok(read)) => read,
+            // Nothing was written, and the others are not of that key.
+            Some(Err(error)) if error.is_of_key() && batch.len() > 1 && !batch[0].is_parted => {
+                batch.iter_mut().for_each(WaitingQuestion::part);
+                return (batch, None);
+            }
             failed => return (fail(batch, failed, again), None),
         };
         let took = started.elapsed();

@@ -521,6 +521,44 @@ fn charges_that_expire_before_they_are_sent_open_no_breaker() {
     });
 }
 
+/// A table with a row that can't be read, that of the key 0.
+struct Unreadable(Table);
+
+impl Counters for Unreadable {
+    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
+        let read = self.0.read(counters).await;
+        match counters.iter().any(|of| of.key == Key::from(0_u64)) {
+            true => Err(StoreError::new("no count").of_key()),
+            false => read,
+        }
+    }
+
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+        self.0.write(groups).await
+    }
+
+    async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
+        self.0.reset(scope, key).await
+    }
+}
+
+#[test]
+fn a_counter_that_can_not_be_read_is_the_failure_of_its_key_alone() {
+    run(async {
+        let table = Table::held_up();
+        let limiter = limiter(Unreadable(table.clone()));
+        let keys: Vec<_> = (1..50).chain([0, 2, 0, 2, 3]).collect();
+        let asked = ask_each(&limiter, keys.clone());
+        idle().await;
+        assert_eq!(table.reads.load(Ordering::SeqCst), 2, "one alone, then the others");
+        table.let_through(1_000);
+        for (key, is_local) in keys.into_iter().zip(join_all(asked).await) {
+            assert_eq!(is_local.expect("no panic"), key == 0, "key {key}");
+        }
+        assert_eq!(table.used(), 49 + 3, "each once");
+    });
+}
+
 /// As over Redis (S32).
 /// Its reads stand still, with the runtime, for longer than callers wait.
 struct Blocking {

@@ -57,6 +57,8 @@ pub(super) struct WaitingQuestion {
     counters: Box<[u64]>,
     /// How many calls it was in before.
     pub(super) tries: usize,
+    /// It shares calls only with others of its counters, since a counter could not be read.
+    pub(super) is_parted: bool,
     /// Its caller's deadline.
     until: Option<Instant>,
     fate: Arc<AtomicU8>,
@@ -88,6 +90,15 @@ impl WaitingQuestion {
     pub(super) fn note_lost(&mut self) {
         self.tries += 1;
         self.fate.store(LOST, Relaxed);
+    }
+
+    pub(super) fn part(&mut self) {
+        self.is_parted = true;
+        self.fate.store(WAITS, Relaxed);
+    }
+
+    fn is_parted_from(&self, other: &Self) -> bool {
+        (self.is_parted || other.is_parted) && self.counters != other.counters
     }
 
     pub(super) fn answer_late(self) {
@@ -150,7 +161,9 @@ impl SharedCalls {
         let until = Instant::now().checked_add(deadline);
         let fate = Arc::new(AtomicU8::new(WAITS));
         let of = Arc::clone(&fate);
-        let question = WaitingQuestion { asked, counters, tries: 0, until, fate: of, reply };
+        let (tries, is_parted) = (0, false);
+        let question =
+            WaitingQuestion { asked, counters, tries, is_parted, until, fate: of, reply };
         if let Some(alone) = gathering.change_queue(|queue| queue.push(question)) {
             gathering.runtime.spawn(gathering.make_call(alone));
         }
@@ -319,7 +332,10 @@ impl Backlog {
             }
             let Some(next) = self.unless_blocked(next) else { continue };
             let new = next.counters.iter().filter(|counter| !counters.contains(*counter)).count();
-            if counters.len() + new > MAX_COUNTERS && !questions.is_empty() {
+            let is_apart = |first: &WaitingQuestion| next.is_parted_from(first);
+            if counters.len() + new > MAX_COUNTERS && !questions.is_empty()
+                || questions.first().is_some_and(is_apart)
+            {
                 self.ready.push_front(next);
                 break;
             }
