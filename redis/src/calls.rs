@@ -23,10 +23,10 @@ use tokio::time::Instant;
 
 use super::connect::NEVER;
 use super::link::{Links, Origin, Servers};
-use super::script::{Answer, Commands, decide, instant, time_outside};
+use super::script::{Answer, Commands, decide, instant, is_outside};
 use crate::sync;
 use tower_fixed_window::store::{Adjust, Charge, Reply, Scope};
-use tower_fixed_window::{Clock, Decision, Key, Store, StoreError, SystemClock};
+use tower_fixed_window::{Clock, Decision, Key, Store, StoreError};
 
 mod call;
 mod failure;
@@ -75,9 +75,10 @@ impl Calls {
         let now = Instant::now();
         let until = now.checked_add(self.deadline).unwrap_or_else(|| now + NEVER);
         let answer = self.send_once(question(), until).await?;
-        let Some(time) = time_outside(&answer) else { return Ok(answer) };
-        self.commands.correct_time(time);
-        self.send_once(question(), until).await
+        if let Some(time) = answer.first().and_then(Answer::time) {
+            self.commands.note_time(time);
+        }
+        if is_outside(&answer) { self.send_once(question(), until).await } else { Ok(answer) }
     }
 
     async fn send_once(&self, asked: Question, until: Instant) -> Result<Vec<Answer>, StoreError> {
@@ -113,7 +114,7 @@ impl Store for Calls {
         Reply::later(async move {
             let adjust = adjust.as_adjust();
             let answers = this.ask_server(|| vec![this.commands.adjust(&adjust, now)]).await?;
-            time_outside(&answers).map_or(Ok(()), |_| Err(unexpected_answer()))
+            if is_outside(&answers) { Err(unexpected_answer()) } else { Ok(()) }
         })
     }
 
@@ -126,7 +127,8 @@ impl Store for Calls {
     }
 
     fn now_ms(&self) -> u64 {
-        self.clock.as_ref().map_or_else(|| SystemClock.now_ms(), |clock| clock.now_ms())
+        let known = || self.commands.server_time();
+        self.clock.as_ref().map_or_else(known, |clock| clock.now_ms())
     }
 
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {

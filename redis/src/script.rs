@@ -64,6 +64,17 @@ pub(super) enum Answer {
 }
 
 impl Answer {
+    /// The server's. A reset's answer has none.
+    pub(super) fn time(&self) -> Option<i64> {
+        match self {
+            Self::Plain(time, _) => Some(*time),
+            Self::General(numbers) => match numbers[..] {
+                [now, _, ..] => now,
+                _ => None,
+            },
+        }
+    }
+
     fn from_one(value: Value) -> RedisResult<Self> {
         let Value::BulkString(bytes) = value else { return Self::general(value) };
         let (&[used, micros], []) = bytes.as_chunks::<8>() else { return Err(unexpected_answer()) };
@@ -98,14 +109,11 @@ impl Answer {
     }
 }
 
-/// The server's time, if nothing was done because it is outside of the calendars' boundaries.
-pub(super) fn time_outside(answers: &[Answer]) -> Option<i64> {
-    answers.iter().find_map(|answer| match answer {
-        Answer::General(numbers) => match numbers[..] {
-            [Some(now), Some(OUTSIDE)] => Some(now),
-            _ => None,
-        },
-        Answer::Plain(..) => None,
+/// Nothing was done, because the server's time is outside of the calendars' boundaries.
+pub(super) fn is_outside(answers: &[Answer]) -> bool {
+    answers.iter().any(|answer| match answer {
+        Answer::General(numbers) => matches!(numbers[..], [Some(_), Some(OUTSIDE)]),
+        Answer::Plain(..) => false,
     })
 }
 

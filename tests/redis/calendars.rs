@@ -263,6 +263,24 @@ async fn boundaries_follow_the_servers_clock() {
     }
 }
 
+/// As the last answer has told it (S40).
+#[tokio::test]
+async fn a_change_ends_by_the_servers_clock() {
+    for ahead in [3_600, -3_600] {
+        let Some(server) = Server::ahead(ahead) else { return };
+        let store = RedisStore::new(server.url()).expect("an address");
+        let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
+        let limit = Limit::new(Quota::per_day(1)).name("plan").store(store);
+        let _ = limit.check("first").await.expect("it answers");
+        for (ends, tokens) in [(-60, 1), (60, 5)] {
+            let ends = (seconds(SystemTime::now()) + ahead + ends) as u64;
+            limit.set_quotas_until(Quota::per_day(5), UNIX_EPOCH + Duration::from_secs(ends));
+            let decision = limit.check("alice").await.expect("it answers");
+            assert_eq!(decision.limit(), tokens, "{ahead} s ahead");
+        }
+    }
+}
+
 const LIMITS: [u64; 6] = [1, 2, 10, 33, 100, 400];
 /// The server's clock is so far from the end of February when it starts.
 const BEFORE: i64 = 10;

@@ -30,13 +30,13 @@ pub(crate) struct Command {
 #[derive(Clone)]
 pub(crate) struct Commands {
     pub(crate) prefix: Arc<str>,
-    /// The server's time, and when it came, once ours was far off.
-    corrected: Arc<Mutex<Option<(i64, Instant)>>>,
+    /// The server's time, and when it was told last.
+    told: Arc<Mutex<Option<(i64, Instant)>>>,
 }
 
 impl Commands {
     pub(crate) fn new(prefix: &str) -> Self {
-        Self { prefix: prefix.into(), corrected: Arc::default() }
+        Self { prefix: prefix.into(), told: Arc::default() }
     }
 
     /// For each line. `now` is the time if it is not the server's.
@@ -105,7 +105,8 @@ impl Commands {
                     until = calendar.number(until - 1) + 1;
                     // The window before, this one, two that may begin until the script runs, and
                     // those until what is written now has ended.
-                    let first = calendar.number(now.unwrap_or_else(|| self.server_time())) - 1;
+                    let first =
+                        calendar.number(now.unwrap_or_else(|| instant(self.server_time()))) - 1;
                     let tokens = capacity + quota.max_reserved();
                     let most = if debt > 0 { COMPARED } else { LASTING };
                     let count = tokens.div_ceil(limit.max(1)).min(most) + 4;
@@ -122,17 +123,16 @@ impl Commands {
         Command { key, args, plain: None }
     }
 
-    /// The script chooses between boundaries around it.
-    fn server_time(&self) -> i64 {
-        let now = match *sync::lock(&self.corrected) {
+    /// As far as it is known from the last answer. The script chooses between boundaries around it.
+    pub(crate) fn server_time(&self) -> u64 {
+        match *sync::lock(&self.told) {
             Some((time, at)) => (time + at.elapsed().as_millis() as i64).max(0) as u64,
             None => SystemClock.now_ms(),
-        };
-        instant(now)
+        }
     }
 
-    pub(crate) fn correct_time(&self, time: i64) {
-        *sync::lock(&self.corrected) = Some((time, Instant::now()));
+    pub(crate) fn note_time(&self, time: i64) {
+        *sync::lock(&self.told) = Some((time, Instant::now()));
     }
 }
 
