@@ -1,6 +1,6 @@
 //! The keys in Redis: readable, each with an expiry.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Body;
@@ -9,8 +9,8 @@ use harness::{Server, wait_for};
 use http::Request;
 use tower::{Layer, ServiceExt};
 use tower_fixed_window::{
-    FixedWindow, FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, OnStoreFailure,
-    Quota, Quotas,
+    Decision, FixedWindow, FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock,
+    OnStoreFailure, Quota, Quotas,
 };
 use tower_fixed_window_redis::RedisStore;
 
@@ -155,29 +155,60 @@ async fn credentials_are_hashed() {
     );
 }
 
+fn end(decision: &Decision) -> u64 {
+    decision.reset_at().duration_since(UNIX_EPOCH).expect("after it").as_millis() as u64
+}
+
 #[tokio::test]
-async fn a_key_expires_with_the_last_of_its_counts() {
+async fn a_key_expires_a_minute_after_the_last_of_its_counts() {
     let Some(server) = Server::start() else { return };
     let key = "tfw1:{life:tann}";
     let expiry = || server.ask::<u64>(&["PEXPIRETIME", key]);
 
     let day = limiter(&server, "5/day").await;
-    let end = |decision: &tower_fixed_window::Decision| {
-        let since = decision.reset_at().duration_since(std::time::UNIX_EPOCH).expect("after it");
-        since.as_millis() as u64
-    };
     let decision = day.check("ann").await.expect("it answers");
-    assert_eq!(expiry(), end(&decision));
+    assert_eq!(expiry(), end(&decision) + 60_000);
     // A shorter quota on the same key does not shorten its life.
     for quotas in ["5/minute", "5/second rollover-up-to=6"] {
         let shorter = limiter(&server, quotas).await;
         assert!(shorter.check("ann").await.expect("it answers").allowed());
-        assert_eq!(expiry(), end(&decision));
+        assert_eq!(expiry(), end(&decision) + 60_000);
     }
     // Debt lengthens it.
     let receipt = day.charge("ann", 1).await.expect("it answers").expect("it passed");
     day.settle(receipt, 11).await.expect("it answers");
-    assert_eq!(expiry(), end(&decision) + 2 * 86_400_000);
+    assert_eq!(expiry(), end(&decision) + 2 * 86_400_000 + 60_000);
+}
+
+#[tokio::test]
+async fn a_key_of_short_windows_stays_for_one_more() {
+    let Some(server) = Server::start() else { return };
+    for quotas in ["5/10 seconds", "5/10 seconds rollover-up-to=6"] {
+        let decision = limiter(&server, quotas).await.check("ann").await.expect("it answers");
+        let expiry: u64 = server.ask(&["PEXPIRETIME", "tfw1:{life:tann}"]);
+        assert_eq!(expiry, end(&decision) + 10_000, "{quotas}");
+        server.ask::<u64>(&["DEL", "tfw1:{life:tann}"]);
+    }
+}
+
+/// `MIGRATE` hands over how long a key lives, and not until when.
+#[tokio::test]
+async fn a_key_that_moves_to_a_node_whose_clock_is_behind_lives_until_its_counts_end() {
+    let (Some(from), Some(to)) = (Server::ahead(10), Server::start()) else { return };
+    let (key, port) = ("tfw1:{life:tann}", to.port.to_string());
+    for quotas in [
+        "5/minute",
+        "5/minute rollover-up-to=6",
+        "5/hour from-first-request",
+        "5/month in Asia/Tokyo",
+    ] {
+        let decision = limiter(&from, quotas).await.check("ann").await.expect("it answers");
+        let moved: String = from.ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+        assert_eq!(moved, "OK");
+        let expiry: u64 = to.ask(&["PEXPIRETIME", key]);
+        assert!(expiry >= end(&decision), "{quotas}: {} ms early", end(&decision) - expiry);
+        to.ask::<u64>(&["DEL", key]);
+    }
 }
 
 #[tokio::test]
@@ -187,7 +218,7 @@ async fn under_an_injected_clock_a_key_expires_an_hour_late() {
     let store = RedisStore::from(connect(&server.url()).await).clock(clock);
     let _ = limiter_on(store, "5/minute").check("ann").await.expect("it answers");
     let life: u64 = server.ask(&["PTTL", "tfw1:{life:tann}"]);
-    assert!((3_600_000 + 35_000..=3_600_000 + 40_000).contains(&life), "{life}");
+    assert!((3_660_000 + 35_000..=3_660_000 + 40_000).contains(&life), "{life}");
 }
 
 #[tokio::test]
@@ -220,7 +251,7 @@ async fn a_counter_that_redis_expires_late_counts_for_nothing() {
 async fn every_key_has_an_expiry_and_disappears() {
     let Some(server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
-    let limit = Quota::new(3, Duration::from_secs(20))
+    let limit = Quota::new(3, Duration::from_secs(10))
         .from_first_request()
         .name("life")
         .store(store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny));

@@ -91,7 +91,7 @@ if start then
   elseif count < least then
     -- There was none, or it was of an earlier window.
     redis.call('HINCRBY', KEYS[place], field, least - count)
-    local till, shift = (start + length) / 1000, 0
+    local till, shift = (start + length + math.min(length, 60000000)) / 1000, 0
     if args[6] then
       shift = (micros - micros % 1000) / 1000 + 3600000 - args[6]
     end
@@ -373,7 +373,7 @@ local function write_calendar(q, used, n)
     value = value .. format('*%.0f', n)
   end
   if q.number ~= q.stored_number or n > q.stored_windows then
-    expire = max(expire, till)
+    expire = max(expire, till + 60000)
   end
   return value
 end
@@ -404,7 +404,7 @@ local function write(i, q, added)
   local till = after(n, q.start, q.length)
   -- Also where the key lives long enough already, in each new window: it may have lost its expiry.
   if q.start ~= q.stored_start or till > q.stored_till then
-    expire = max(expire, till)
+    expire = max(expire, till + min(q.length, 60000))
   end
 end
 
@@ -527,8 +527,9 @@ end
 
 ----- expiry
 -- The key lives until `till`, and no shorter than it did. One without an expiry is new, or has lost it: it
--- lives until the last of all its counts has ended, asked for or not.
--- till     an instant on the clock of the counts
+-- lives until the last of all its counts has ended, asked for or not. It stays for a window more, or for a
+-- minute if that is shorter: MIGRATE hands over how long a key lives, and the clock there may be behind.
+-- till     an instant on the clock of the counts, with that
 -- shift    from it to the server's
 if redis.call('PEXPIREAT', KEYS[place], till + shift, 'NX') == 0 then
   redis.call('PEXPIREAT', KEYS[place], till + shift, 'GT')
@@ -543,14 +544,14 @@ elseif redis.call('HLEN', KEYS[place]) > 1 then
       if offset ~= '' then
         ends = ends - (ends - offset) % length
       end
-      ends = ends + length
+      ends = ends + length + math.min(length, 60000)
     elseif length then
       local start, n = string.match(all[i], '^%-?%d+@(%-?%d+)%*?(%d*)$')
-      ends = start and start + length * (tonumber(n) or 1)
+      ends = start and start + length * (tonumber(n) or 1) + math.min(length, 60000)
     else
       -- No window of a calendar is twice as long as another.
       local start, finish, n = string.match(all[i], '^%-?%d+@(%-?%d+)%-(%d+)#%-?%d+%*?(%d*)$')
-      ends = start and finish + 2 * (finish - start) * ((tonumber(n) or 1) - 1)
+      ends = start and finish + 2 * (finish - start) * ((tonumber(n) or 1) - 1) + 60000
     end
     last = math.max(last, math.min(ends or 0, 9007199254740991))
   end
