@@ -86,13 +86,13 @@ impl Observed<'_> {
     /// The duration of a call to a store, or of a wait in a queue.
     pub(crate) fn took(self, what: Timed, time: Duration) {
         #[cfg(feature = "metrics")]
-        meters::time(self.name(), what, time);
+        self.meters.took(self.name(), what, time);
         let _ = (what, time);
     }
 
     pub(crate) fn waits(self, more: i64) {
         #[cfg(feature = "metrics")]
-        meters::wait(self.name(), more as f64);
+        self.meters.waits(self.name(), more as f64);
         let _ = more;
     }
 

@@ -8,7 +8,9 @@ use std::time::Duration;
 #[cfg(feature = "saved")]
 use std::time::UNIX_EPOCH;
 
-use metrics::{Counter, Key, Label, Level, Metadata, Unit, describe_gauge, gauge, histogram};
+use metrics::{
+    Counter, Gauge, Histogram, Key, Label, Level, Metadata, Unit, describe_gauge, gauge, histogram,
+};
 #[cfg(feature = "saved")]
 use metrics::{counter, describe_counter};
 
@@ -75,12 +77,14 @@ const SECONDS: [(&str, &str); Timed::Wait as usize + 1] = [
 const WAITING: &str = "tower_fixed_window_waiting";
 const CALLS: &str = "tower_fixed_window_store_calls";
 
-/// Counters of a limit, registered at its first event: a recorder need not be there before the
-/// layer is.
+/// Counters of a limit, registered at its first event, a gauge and histograms, registered when they
+/// are first used: a recorder need not be there before the layer is.
 #[derive(Default)]
 pub(crate) struct Meters {
     counters: OnceLock<[Counter; EVENTS]>,
     keys: OnceLock<[Key; EVENTS]>,
+    waiting: OnceLock<Gauge>,
+    seconds: [OnceLock<Histogram>; SECONDS.len()],
     /// A charge had a cost other than 1. Until then, tokens are not counted.
     costs: AtomicBool,
 }
@@ -137,15 +141,26 @@ impl Meters {
             counters[what].increment(n);
         });
     }
+
+    pub(super) fn took(&self, scope: &str, what: Timed, time: Duration) {
+        let (name, _) = SECONDS[what as usize];
+        let register = || histogram!(name, "scope" => scope.to_owned());
+        with(&self.seconds[what as usize], register, |of| of.record(time.as_secs_f64()));
+    }
+
+    pub(super) fn waits(&self, scope: &str, more: f64) {
+        let register = || gauge!(WAITING, "scope" => scope.to_owned());
+        with(&self.waiting, register, |of| of.increment(more));
+    }
 }
 
-pub(super) fn time(scope: &str, what: Timed, took: Duration) {
-    let (name, _) = SECONDS[what as usize];
-    histogram!(name, "scope" => scope.to_owned()).record(took.as_secs_f64());
-}
-
-pub(super) fn wait(scope: &str, more: f64) {
-    gauge!(WAITING, "scope" => scope.to_owned()).increment(more);
+/// Keeps the handle, but for one that does nothing: see [`Meters::first_event`].
+fn with<H>(kept: &OnceLock<H>, register: impl FnOnce() -> H, change: impl FnOnce(&H)) {
+    let does_nothing = || metrics::with_recorder(|recorder| size_of_val(recorder) == 0);
+    match kept.get() {
+        None if does_nothing() => change(&register()),
+        _ => change(kept.get_or_init(register)),
+    }
 }
 
 pub(super) fn call(more: f64) {
