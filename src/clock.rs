@@ -44,7 +44,8 @@ impl SystemClock {
             let clock = DynamicClockId::Known(ClockId::RealtimeCoarse);
             let time = clock_gettime_dynamic(clock).ok()?;
             let seconds = u64::try_from(time.tv_sec).ok()?;
-            Some(seconds.saturating_mul(1_000) + time.tv_nsec as u64 / 1_000_000)
+            // The kernel counts nanoseconds in 64 bits: this does not wrap.
+            Some(seconds.wrapping_mul(1_000).wrapping_add(time.tv_nsec as u64 / 1_000_000))
         }
         #[cfg(any(not(target_os = "linux"), tfw_sim))]
         None

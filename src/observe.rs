@@ -4,6 +4,7 @@
 //!
 //! No key reaches these files, so none can be logged (S26).
 
+use std::sync::Arc;
 #[cfg(feature = "saved")]
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -35,13 +36,14 @@ pub(crate) type Meters = ();
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
 pub(crate) struct Observed<'a> {
-    name: &'a str,
+    /// Pointers to what it shares with the scope: two words.
+    name: &'a Arc<str>,
     meters: &'a Meters,
 }
 
 impl<'a> Observed<'a> {
     #[inline]
-    pub(crate) fn new(name: &'a str, meters: &'a Meters) -> Self {
+    pub(crate) fn new(name: &'a Arc<str>, meters: &'a Meters) -> Self {
         Self { name, meters }
     }
 

@@ -135,10 +135,10 @@ impl Anchor {
     #[cold]
     const fn identity(self, window: u64) -> [u64; 2] {
         match self {
+            Self::Calendar(calendar) => calendar.identity(),
             Self::Grid { offset, .. } => [window, offset],
             Self::Staggered => [window, u64::MAX],
             Self::FirstRequest => [window, u64::MAX - 1],
-            Self::Calendar(calendar) => calendar.identity(),
         }
     }
 }

@@ -117,12 +117,14 @@ impl<'a> Window<'a> {
     #[inline(always)]
     pub(crate) fn running(now: i64, latest: i64, state: State, quota: &'a Quota) -> Option<Self> {
         let State { start, used, until: end, .. } = state;
+        if start > now || latest >= end || used < 0 {
+            return None;
+        }
         let lasts_one = match quota.anchor {
             Anchor::Calendar(calendar) => calendar.around(now) == Span { start, end },
             _ => end - start == quota.window as i64,
         };
-        let runs = lasts_one && used >= 0 && start <= now && latest < end;
-        runs.then_some(Self { quota, start, end, used, until: StateEnd::At(end) })
+        lasts_one.then_some(Self { quota, start, end, used, until: StateEnd::At(end) })
     }
 
     /// Returns whether another window may run at `latest`, a little after the `now` that found this

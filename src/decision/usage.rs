@@ -68,7 +68,7 @@ impl Usage {
     /// Returns the tokens left in this window. With rollover, this can be above the limit.
     #[inline]
     pub fn remaining(&self) -> u64 {
-        (self.limit as i64).saturating_sub(self.used).max(0) as u64
+        (self.limit as i64 - self.used).max(0) as u64
     }
 
     /// Returns whether a charge passes in a [running](Window::running) window, whose quota is plain

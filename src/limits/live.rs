@@ -161,6 +161,7 @@ impl Live {
         self.generation.store(generation | ends, Ordering::Release);
     }
 
+    #[inline]
     pub(crate) fn is_of(&self, generation: u64) -> bool {
         self.generation.load(Ordering::Acquire) == generation
     }
@@ -175,6 +176,7 @@ impl Live {
         !self.is_logged.load(Ordering::Relaxed) && !self.is_logged.swap(true, Ordering::Relaxed)
     }
 
+    #[inline]
     pub(crate) fn is_shadow(&self) -> bool {
         self.shadow.load(Ordering::Relaxed)
     }

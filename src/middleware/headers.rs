@@ -384,7 +384,8 @@ fn address(name: &HeaderName) -> *const u8 {
 
 /// Rounded up, so that a client that waits for these seconds is never too early.
 pub(crate) fn seconds(ms: i64) -> u64 {
-    (ms.max(0) as u64).div_ceil(1_000)
+    // `div_ceil` would take twice as many instructions.
+    (ms.max(0) as u64).wrapping_add(999) / 1_000
 }
 
 /// Most integers are small, and come from a table without an allocation.

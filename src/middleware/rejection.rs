@@ -238,10 +238,9 @@ fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
         return response;
     };
     let make = || typed(why, problem(why), &PROBLEM);
-    let refusal = why.headers.last_refusal(decision, Some(&make));
-    let mut response = refusal.map(B::from);
-    why.headers.finish_refused(&mut response, decision);
-    response
+    let mut refusal = why.headers.last_refusal(decision, Some(&make));
+    why.headers.finish_refused(&mut refusal, decision);
+    refusal.map(B::from)
 }
 
 /// A response with only status and headers, for bodies that can't be made from bytes: tonic's, a

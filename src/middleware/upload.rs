@@ -9,7 +9,7 @@
 //!
 //! Request bodies may have any type; [`Drain::body`] names those that can be read.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -35,7 +35,10 @@ const MAX_SILENCE: Duration = Duration::from_secs(1);
 const MAX_FRAMES_OF_A_POLL: usize = 64;
 
 #[derive(Clone)]
-pub(crate) struct Drain(Arc<dyn Any + Send + Sync>);
+pub(crate) struct Drain {
+    body: TypeId,
+    rest: Arc<dyn Any + Send + Sync>,
+}
 
 /// The rest of a body. If nothing is to be read, whether something is left.
 type RestOf<B> = fn(&Parts, B) -> Result<Rest<B>, bool>;
@@ -52,7 +55,7 @@ pub(crate) struct Rest<B> {
 
 impl Drain {
     pub(crate) fn body<B: Body + 'static>() -> Self {
-        Self(Arc::new(Rest::new as RestOf<B>))
+        Self { body: TypeId::of::<B>(), rest: Arc::new(Rest::new as RestOf<B>) }
     }
 
     /// As [`RestOf`].
@@ -61,7 +64,8 @@ impl Drain {
         parts: &Parts,
         body: B,
     ) -> Result<Rest<B>, bool> {
-        match drains.iter().find_map(|drain| drain.0.downcast_ref::<RestOf<B>>()) {
+        let of_body = drains.iter().find(|drain| drain.body == TypeId::of::<B>());
+        match of_body.and_then(|drain| drain.rest.downcast_ref::<RestOf<B>>()) {
             Some(rest_of) => rest_of(parts, body),
             None => Err(announces_body(parts)),
         }

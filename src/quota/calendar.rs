@@ -104,8 +104,10 @@ impl Calendar {
     #[inline(never)]
     pub(crate) fn around(self, at: i64) -> Span {
         let (start, end) = self.zone.recent().get(self.period.index());
-        let is_recent = start <= at && at < end && self.since < 0;
-        if is_recent { Span { start, end } } else { self.find_window(at) }
+        if at < start || at >= end || self.since >= 0 {
+            return self.find_window(at);
+        }
+        Span { start, end }
     }
 
     #[cold]

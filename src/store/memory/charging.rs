@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::super::account::Account;
 use super::super::charge::{Charge, ChargeLine};
 use super::super::reply::Reply;
+use super::super::sharded::fingerprint;
 use super::locked::{LockedShard, LockedShards};
 use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
@@ -23,10 +24,10 @@ pub(crate) struct Undecided<'s>(Reached<'s>);
 enum Reached<'s> {
     /// The charge is not of one quota.
     Nothing,
-    /// Its shard is found.
-    Shard(&'s LockedShard, Home),
+    /// Its shard is found, by this hash.
+    Shard(&'s LockedShard, u64),
     /// Its shard is locked at this time.
-    Lock(Reading, MutexGuard<'s, Shard>, Home),
+    Lock(Reading, MutexGuard<'s, Shard>, u64),
 }
 
 pub(super) type Found<'a, const Q: usize> = ([CountedIn; Q], [Window<'a>; Q]);
@@ -42,13 +43,12 @@ impl MemoryStore {
             return Err(Undecided(Reached::Nothing));
         }
         let quota = quotas.first();
-        let shards = &self.memory.shards;
-        let (shard, hash) = shards.shard_of(scope, key);
-        let (time, home) = (&self.memory.time, Home { hash, scope: shards.secret(scope) });
+        let (shard, hash) = self.memory.shards.shard_of(scope, key);
         if !charge.is_plain() || !quota.is_plain() {
-            return Err(Undecided(Reached::Shard(shard, home)));
+            return Err(Undecided(Reached::Shard(shard, hash)));
         }
-        let (fingerprint, cost) = (home.fingerprint(quota), charge.cost());
+        let (time, fingerprint, cost) =
+            (&self.memory.time, fingerprint(hash, quota), charge.cost());
         if let Some(ruling) = shard.refuse_again(time, quota, fingerprint, cost) {
             return Ok(ruling);
         }
@@ -56,7 +56,7 @@ impl MemoryStore {
         let mut shard = shard.lock_for_charge();
         match shard.charge(now, quota, fingerprint, cost) {
             Some(ruling) => Ok(ruling),
-            None => Err(Undecided(Reached::Lock(now, shard.into_any(), home))),
+            None => Err(Undecided(Reached::Lock(now, shard.into_any(), hash))),
         }
     }
 
@@ -69,8 +69,8 @@ impl MemoryStore {
     ) -> Reply<Decision> {
         match reached {
             Reached::Nothing => self.charge_lines(charge),
-            Reached::Shard(shard, home) => self.charge_specially(charge, shard, home),
-            Reached::Lock(now, shard, home) => self.charge_first(charge, now, shard, home),
+            Reached::Shard(shard, hash) => self.charge_specially(charge, shard, hash),
+            Reached::Lock(now, shard, hash) => self.charge_first(charge, now, shard, hash),
         }
     }
 
@@ -79,9 +79,9 @@ impl MemoryStore {
         &self,
         charge: Charge<'_>,
         shard: &LockedShard,
-        home: Home,
+        hash: u64,
     ) -> Reply<Decision> {
-        self.charge_first(charge, self.time_for(&charge), shard.lock(), home)
+        self.charge_first(charge, self.time_for(&charge), shard.lock(), hash)
     }
 
     /// A request that waits for a window counts the time until it ends.
@@ -97,8 +97,9 @@ impl MemoryStore {
         charge: Charge<'_>,
         now: Reading,
         shard: MutexGuard<'_, Shard>,
-        home: Home,
+        hash: u64,
     ) -> Reply<Decision> {
+        let home = Home { hash, scope: self.memory.shards.secret(charge.account().scope) };
         let mut locked = LockedShards::one(shard, home);
         let now = self.enter(now, &mut locked);
         let (account, cost) = charge.line_at(0);
