@@ -45,7 +45,8 @@ impl Table {
         let database = config.get_dbname().or(config.get_user());
         // Without a schema the search path finds the table: it may be another one for each user.
         let path = self.of.is_empty().then(|| (config.get_user(), config.get_options()));
-        format!("{:?}", (&self.link.server, config.get_hostaddrs(), database, &self.of, path))
+        let addresses = (config.get_hostaddrs(), config.get_ports());
+        format!("{:?}", (&self.link.server, addresses, database, &self.of, path))
     }
 
     /// As often as it is due, while counters are used. Nobody waits for it. A test's clock may step
