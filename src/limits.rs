@@ -127,6 +127,11 @@ impl Limits {
         self.limits.iter()
     }
 
+    #[cfg(feature = "openapi")]
+    pub(crate) fn may_fail(&self) -> bool {
+        self.shared_store().is_shared() || self.shared_store().remote().is_some()
+    }
+
     pub(crate) fn limiters(&self) -> &[Limiter] {
         &self.limits
     }

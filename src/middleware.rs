@@ -17,8 +17,8 @@
 //!   calls, waits and reads; the *limited request* knows what was taken and what is returned.
 //! - A *rejection* is why a request is refused. A `Reject` makes the response of it, and the layer
 //!   adds the headers.
-//! - `cost` carries true costs from the handler to the limited request. `endpoint` shows limits, and
-//!   charges nothing.
+//! - `cost` carries true costs from the handler to the limited request. `endpoint` and `openapi`
+//!   show limits, and charge nothing.
 //!
 //! The numbers in GitHub's headers are those of the limit that governs: of limits that refuse, the
 //! one with the latest retry; if all pass, the one with the smallest part left (`decision/decide`),
@@ -41,6 +41,8 @@ mod endpoint;
 mod future;
 mod headers;
 mod layer;
+#[cfg(feature = "openapi")]
+mod openapi;
 mod rejection;
 mod request;
 mod service;

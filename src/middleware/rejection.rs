@@ -397,7 +397,8 @@ where
 }
 
 /// The IETF draft's problem type for an exceeded quota (draft-ietf-httpapi-ratelimit-headers-10).
-const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+pub(crate) const QUOTA_EXCEEDED: &str =
+    "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
 #[cold]
 fn problem(why: &Rejection<'_>) -> Bytes {

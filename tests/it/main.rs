@@ -26,6 +26,7 @@ mod metrics_and_logs;
 mod missed_windows;
 mod missing_keys;
 mod mistakes;
+mod openapi;
 mod options;
 mod outbound;
 mod panics;

@@ -85,13 +85,67 @@ pub async fn send(
 }
 
 pub async fn get(addr: SocketAddr) -> Answer {
+    get_from(addr, "/").await
+}
+
+async fn get_from(addr: SocketAddr, path: &str) -> Answer {
     let stream = TcpStream::connect(addr).await.expect("the server listens");
-    send(stream, "GET /", "", "").await
+    send(stream, &format!("GET {path}"), "", "").await
 }
 
 /// Asserts that two requests pass and the third is refused.
 pub async fn assert_limited(mut ask: impl AsyncFnMut() -> Answer) {
     for n in 1..=LIMIT + 1 {
         ask().await.assert_is(n);
+    }
+}
+
+/// Serves an app on a free port.
+#[cfg(feature = "openapi")]
+pub async fn serve(app: axum::Router) -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("bound");
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async { axum::serve(listener, app).await });
+    addr
+}
+
+/// Asserts that the document of an app describes its refusals: status, headers and body. If
+/// `SCHEMATHESIS` names that program, it checks all responses against the document.
+#[cfg(feature = "openapi")]
+pub async fn assert_documented(addr: SocketAddr) {
+    let document = get_from(addr, "/openapi.json").await;
+    let document: serde_json::Value = serde_json::from_str(&document.body).expect("JSON");
+    let responses = &document["paths"]["/"]["get"]["responses"];
+    for status in ["200", "400", "429", "500"] {
+        assert!(responses[status].is_object(), "{status} is not in {document}");
+    }
+    assert!(responses["503"].is_null(), "counts in memory are always there");
+
+    assert_limited(async || get(addr).await).await;
+    let (refusal, described) = (get(addr).await, &responses["429"]);
+    let names = described["headers"].as_object().expect("the headers").keys();
+    let sent: Vec<_> = names.filter(|name| refusal.header(name).is_some()).collect();
+    let github = ["limit", "remaining", "reset", "used"].map(|name| format!("x-ratelimit-{name}"));
+    let mut expected = ["cache-control", "retry-after"].map(String::from).to_vec();
+    expected.extend(github);
+    assert!(expected.iter().all(|name| sent.contains(&name)), "{sent:?}");
+    let media = refusal.header("content-type").expect("a media type");
+    let required = described["content"][media]["schema"]["required"].as_array();
+    let body: serde_json::Value = serde_json::from_str(&refusal.body).expect("JSON");
+    for property in required.expect("a schema") {
+        assert!(!body[property.as_str().expect("a name")].is_null(), "{property}: {body}");
+    }
+
+    if let Ok(program) = std::env::var("SCHEMATHESIS") {
+        let url = format!("http://{addr}/openapi.json");
+        let run = tokio::process::Command::new(program)
+            .args(["run", &url, "--checks=all", "--max-examples=20", "--no-color"])
+            .current_dir(std::env::temp_dir())
+            .output();
+        let run = run.await.expect("schemathesis runs");
+        let output = String::from_utf8_lossy(&run.stdout);
+        assert!(run.status.success(), "{output}");
+        assert!(output.contains("passed"), "it ran: {output}");
     }
 }
