@@ -15,13 +15,14 @@ pub mod guide;
 /// ```rust
 /// use std::time::Duration;
 /// use axum::handler::Handler;
-/// use axum::http::Method;
+/// use axum::http::{Method, Request};
 /// use axum::{Router, response::IntoResponse, routing::get};
 /// use tower_fixed_window::key::{client_ip, header, matched_path, peer_ip};
 /// use tower_fixed_window::{
-///     EmptyBody, FixedWindowLayer, GitHubBody, Grpc, Headers, Key, KeyExtractor, MemoryStore,
-///     OnStoreFailure, Quota,
+///     EmptyBody, FixedWindowLayer, GitHubBody, Grpc, Headers, Key, KeyExtractor, Limit,
+///     ManualClock, MemoryStore, OnStoreFailure, Plan, Quota,
 /// };
+/// use tower_fixed_window::testing::ask;
 /// use tower_fixed_window_redis::RedisStore;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,7 +36,30 @@ pub mod guide;
 /// let _ = FixedWindowLayer::new(Quota::per_second(10).rollover_up_to(30));
 /// let _ = FixedWindowLayer::new([limit(), Quota::per_minute(600).name("all").key(Key::global())]);
 /// let _ = limit().cost_fn(|parts| if parts.method == Method::GET { 1 } else { 5 });
+/// let _ = Quota::new(20, Duration::from_secs(10)).rollover_up_to(100);
+/// let _ = Limit::by_plan(|_parts, _key| Plan::UNLIMITED);
 /// let _ = FixedWindowLayer::new("5/minute".parse::<Quota>()?.name("login"));
+///
+/// // A burst and its slow refill: 5 at once, then one every 2 seconds.
+/// let clock = ManualClock::at_ms(1_700_000_000_000);
+/// let burst = Quota::new(1, Duration::from_secs(2)).rollover_up_to(5);
+/// let burst = burst.name("burst").key(Key::global());
+/// let burst = FixedWindowLayer::new(burst.store(MemoryStore::new().clock(clock.clone())));
+/// let status = || ask(&burst, Request::get("/")).status().as_u16();
+/// assert_eq!([(); 6].map(|()| status()), [200, 200, 200, 200, 200, 429]);
+/// for _ in 0..3 {
+///     clock.advance(Duration::from_secs(2));
+///     assert_eq!([(); 2].map(|()| status()), [200, 429]);
+/// }
+/// assert_eq!(ask(&burst, Request::get("/")).headers()["x-ratelimit-limit"], "1");
+///
+/// // A new key has 50, and each minute adds 10.
+/// let saved = Quota::per_minute(10).rollover_up_to(50).name("saved").key(Key::global());
+/// let saved = FixedWindowLayer::new(saved.store(MemoryStore::new().clock(clock.clone())));
+/// let passed = || (0..60).filter(|_| ask(&saved, Request::get("/")).status() == 200).count();
+/// assert_eq!(passed(), 50);
+/// clock.advance(Duration::from_secs(60));
+/// assert_eq!(passed(), 10);
 ///
 /// // Keys, on the limit.
 /// let _ = limit().key(client_ip().trusting(["10.0.0.0/8"]));
@@ -69,6 +93,7 @@ pub mod guide;
 /// # async fn at_run_time(limiter: tower_fixed_window::Limiter) -> Result<(), Box<dyn std::error::Error>> {
 /// let receipt = limiter.charge("ann", 3).await??;
 /// limiter.settle(receipt, 5).await?;
+/// assert!(limiter.peek("ann").await?.remaining() >= 3);
 /// let (decision, usage) = (limiter.check("ann").await?, limiter.peek("ann").await?);
 /// let waits = limiter.reserve("ann", 1).await??;
 /// limiter.set_quotas(Quota::per_minute(100));
