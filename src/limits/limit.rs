@@ -21,7 +21,9 @@ pub(crate) type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 /// You build a [`FixedWindowLayer`](crate::FixedWindowLayer), a [`Limiter`](crate::Limiter) or
 /// [`Limits`](crate::Limits) from limits.
 ///
-/// `name`, `key`, `key_fn` and [`Limit::new`] turn a [`Quota`] into a limit:
+/// A [`Quota`] becomes a `Limit` by `name`, `key`, `key_fn` or [`Limit::new`]. Options of the limit
+/// follow, and `store` comes last, because it returns a [`Limiter`](crate::Limiter):
+/// `Quota::per_minute(60).name("api").shadow().store(store)`. A layer takes any of the three.
 ///
 /// ```
 /// use tower_fixed_window::key::client_ip;
@@ -117,6 +119,7 @@ impl Limit {
     }
 
     /// Sets the key that requests are counted by. The default is [`peer_ip`](crate::key::peer_ip).
+    #[doc(alias = "key_extractor")]
     pub fn key<K: KeyExtractor>(mut self, key: K) -> Self {
         self.key_type = type_name::<K>();
         self.key = Arc::new(key);

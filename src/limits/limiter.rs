@@ -140,6 +140,7 @@ impl Limiter {
     }
 
     /// Takes one token of the key, if each quota has one left, and returns the decision.
+    #[doc(alias = "try_acquire")]
     pub fn check(&self, key: impl Into<Key>) -> Reply<Decision> {
         self.check_key(&key.into())
     }
@@ -181,6 +182,7 @@ impl Limiter {
     /// assert_eq!(refused.decision().remaining(), 750);
     /// # Ok(()) }
     /// ```
+    #[doc(alias = "consume")]
     pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
         self.ask(&key.into(), cost, charge_for_receipt)
     }
@@ -189,9 +191,9 @@ impl Limiter {
     /// [`Quota::reserve_up_to`](crate::Quota::reserve_up_to) allows. The caller then waits for
     /// [`Decision::ready_after`].
     ///
-    /// In each window, callers with at most its limit of tokens become ready, plus the last one,
-    /// whose charge earlier windows cover in part. With several quotas, a reservation is refused as
-    /// long as one quota would cover it only after the window in which another counts it. Once
+    /// The callers that become ready in one window have taken at most its limit, plus the part of
+    /// one charge that earlier windows cover. With several quotas, a reservation is refused if one
+    /// quota would let it run only when the window in which another quota counts it has ended. Once
     /// tokens of later windows are taken, those of earlier ones can't be refunded ([S13], [S14]).
     ///
     /// [S13]: crate::guide::semantics#peeks-resets-reservations-refunds
@@ -210,11 +212,13 @@ impl Limiter {
     /// assert_eq!(first.decision().ready_after(), Duration::ZERO);
     /// let second = mails.reserve("newsletter", 10).await??;
     /// assert_eq!(second.decision().ready_after(), Duration::from_secs(60));
-    /// // It would leave room in a minute that others wait for.
+    /// // No effect: tokens of a later minute are taken, and the count can't say which minute has
+    /// // room.
     /// mails.refund(first).await?;
     /// assert_eq!(mails.peek("newsletter").await?.used(), 20);
     /// # Ok(()) }
     /// ```
+    #[doc(alias = "until_ready")]
     pub fn reserve(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
         self.ask(&key.into(), cost, |limiters, charge, others| {
             charge_for_receipt(limiters, charge.reserving(), others)

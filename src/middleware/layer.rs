@@ -84,6 +84,7 @@ use crate::queue::{ByKey, Queue};
 /// `FixedWindowLayer<fn(&Parts, &Rejection<'_>) -> Response>`, and call `on_reject` last: a later
 /// setter would get the closure's own type.
 #[doc(alias = "throttle")]
+#[doc(alias = "RateLimitLayer")]
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct FixedWindowLayer<J = ProblemJson> {
     pub(super) limits: Limits,
@@ -366,6 +367,7 @@ impl<J> FixedWindowLayer<J> {
     /// reason, as in the example of [`Rejection`]. The layer adds its headers; other rate-limit
     /// headers of the closure stay. For a field of a struct, see [the type of a
     /// layer](Self#the-type-of-a-layer).
+    #[doc(alias = "error_handler")]
     pub fn on_reject<F, B>(self, reject: F) -> FixedWindowLayer<F>
     where
         F: Fn(&Parts, &Rejection<'_>) -> Response<B> + Send + Sync + 'static,
