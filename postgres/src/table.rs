@@ -19,6 +19,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Deleted in one statement: charges wait behind it.
 const DELETED: usize = 250;
 const HOUR: u64 = 3_600_000;
+const TEXTS: Type = Type::TEXT_ARRAY;
 
 #[derive(Clone)]
 pub(crate) struct Table {
@@ -106,11 +107,7 @@ impl<'a> Names<'a> {
     }
 
     fn params(&self) -> [Param<'_>; 3] {
-        [
-            (&self.scopes, Type::TEXT_ARRAY),
-            (&self.keys, Type::TEXT_ARRAY),
-            (&self.windows, Type::TEXT_ARRAY),
-        ]
+        [(&self.scopes, TEXTS), (&self.keys, TEXTS), (&self.windows, TEXTS)]
     }
 }
 
@@ -152,11 +149,8 @@ impl Counters for Table {
             answer => column(answer?.first(), 0)?,
         };
         let mut written = vec![false; groups.len()];
-        for place in places.unwrap_or_default() {
-            if let Some((of, _)) = rows.get(place as usize - 1) {
-                written[*of] = true;
-            }
-        }
+        let places = places.iter().flatten().filter_map(|place| rows.get(*place as usize - 1));
+        places.for_each(|&(of, _)| written[of] = true);
         Ok(written)
     }
 
@@ -191,7 +185,7 @@ impl Table {
         let had: Vec<_> = rows.iter().flat_map(|(_, write)| had(write)).collect();
         let new: Vec<_> = rows.iter().flat_map(|(_, write)| numbers(&write.state)).collect();
         let mut params = Vec::from(names.params());
-        params.push((&quotas, Type::TEXT_ARRAY));
+        params.push((&quotas, TEXTS));
         params.push((&groups, Type::INT4_ARRAY));
         params.extend([&had, &new].map(|numbers| -> Param<'_> { (numbers, Type::INT8_ARRAY) }));
         let sql = format!(

@@ -68,10 +68,7 @@ impl Answer {
     pub(super) fn time(&self) -> Option<i64> {
         match self {
             Self::Plain(time, _) => Some(*time),
-            Self::General(numbers) => match numbers[..] {
-                [now, _, ..] => now,
-                _ => None,
-            },
+            Self::General(numbers) => numbers.get(1).and_then(|_| numbers[0]),
         }
     }
 
@@ -111,10 +108,8 @@ impl Answer {
 
 /// Nothing was done, because the server's time is outside of the calendars' boundaries.
 pub(super) fn is_outside(answers: &[Answer]) -> bool {
-    answers.iter().any(|answer| match answer {
-        Answer::General(numbers) => matches!(numbers[..], [Some(_), Some(OUTSIDE)]),
-        Answer::Plain(..) => false,
-    })
+    let is = |numbers: &[_]| matches!(numbers, [Some(_), Some(OUTSIDE)]);
+    answers.iter().any(|answer| matches!(answer, Answer::General(numbers) if is(numbers)))
 }
 
 /// Computes the decision once more, in integers. `None` if the script has decided otherwise. `now` is
