@@ -27,7 +27,6 @@ pages! {
     ordering: "../docs/ordering.md";
     other_stacks: "../docs/other-stacks.md";
     testing: "../docs/testing.md";
-    moving: "../docs/moving.md";
     trouble: "../docs/trouble.md";
 }
 

@@ -336,12 +336,7 @@ impl<J> FixedWindowLayer<J> {
     /// Returns the names of the headers that the layer writes, for a CORS layer to expose to
     /// scripts on a page. With tower-http: `cors.expose_headers(layer.header_names())`.
     ///
-    /// ```
-    /// use tower_fixed_window::{FixedWindowLayer, Headers, Quota};
-    ///
-    /// let layer = FixedWindowLayer::new(Quota::per_minute(60)).headers(Headers::IetfDraft10);
-    /// assert_eq!(layer.header_names(), ["retry-after", "ratelimit-policy", "ratelimit"]);
-    /// ```
+    /// [The guide](crate::guide::ordering#headers-for-scripts-on-a-page) tells where that layer is.
     pub fn header_names(&self) -> Vec<HeaderName>
     where
         J: 'static,

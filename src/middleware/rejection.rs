@@ -506,23 +506,7 @@ impl Limiter {
 /// 429, as a layer's refusal. An outer layer of this crate counts the request, and leaves these
 /// headers alone.
 ///
-/// ```
-/// use bytes::Bytes;
-/// use http::Response;
-/// use tower_fixed_window::testing::block_on;
-/// use tower_fixed_window::{Limiter, Quota};
-///
-/// async fn login(logins: &Limiter, email: &str) -> Result<(), Response<Bytes>> {
-///     logins.check(email).await?.into_result()?;
-///     Ok(())
-/// }
-///
-/// let logins = Limiter::new(Quota::per_hour(1).name("login"));
-/// assert!(block_on(login(&logins, "alice")).is_ok());
-/// let refused = block_on(login(&logins, "alice")).unwrap_err();
-/// assert_eq!(refused.status(), 429);
-/// assert!(refused.headers().contains_key("retry-after"));
-/// ```
+/// The second example of [`Limiter::headers`] does so in an extractor.
 impl<B: From<Bytes>> From<RateLimited> for Response<B> {
     fn from(error: RateLimited) -> Self {
         answer(&Reason::RateLimited(error.0))
