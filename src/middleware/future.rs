@@ -77,25 +77,17 @@ where
         reject: &Arc<J>,
         request: Request<B>,
     ) -> Self {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let state = match limited.start(&parts) {
-            Next::Call => Self::call(&mut limited, service, parts, body),
+            Next::Call => {
+                limited.prepare_call(&mut parts.extensions);
+                // Moved from here into the call, since moving a request twice is measurable.
+                FutureState::Calling { future: service.call(Request::from_parts(parts, body)) }
+            }
             Next::Refuse => Self::refuse(&mut limited, reject, parts, body),
             Next::Wait | Next::Ask => Self::wait(&limited, service, reject, parts, body),
         };
         Self { state, limited }
-    }
-
-    /// Inlined, since moving a request is measurable.
-    #[inline(always)]
-    fn call(
-        limited: &mut LimitedRequest,
-        service: &mut S,
-        mut parts: Parts,
-        body: B,
-    ) -> FutureState<S, B, J> {
-        limited.prepare_call(&mut parts.extensions);
-        FutureState::Calling { future: service.call(Request::from_parts(parts, body)) }
     }
 
     /// Not inlined, as the next ones: the path of a request that is called at once stays short.
@@ -167,9 +159,13 @@ where
                     *place = Some(held);
                     return Poll::Pending;
                 };
-                let Held { mut service, reject, parts, body, .. } = *held;
+                let Held { mut service, reject, mut parts, body, .. } = *held;
                 match next {
-                    Next::Call => Self::call(limited, &mut service, parts, body),
+                    Next::Call => {
+                        limited.prepare_call(&mut parts.extensions);
+                        let request = Request::from_parts(parts, body);
+                        FutureState::Calling { future: service.call(request) }
+                    }
                     _ => Self::refuse(limited, &reject, parts, body),
                 }
             }

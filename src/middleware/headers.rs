@@ -140,7 +140,8 @@ impl PreparedHeaders {
         now: impl FnOnce() -> i64,
         called_at: Option<Instant>,
     ) {
-        let refused = response.extensions().get::<RefusedMark>().is_some()
+        let extensions = response.extensions();
+        let refused = !extensions.is_empty() && extensions.get::<RefusedMark>().is_some()
             || if self.style.github() {
                 self.stamp_github(response.headers_mut(), decision, now)
             } else {

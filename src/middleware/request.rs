@@ -626,6 +626,18 @@ impl LimitedRequest {
     fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_default()
     }
+
+    #[cold]
+    fn abandon(&mut self) {
+        if self.awaits_response && self.current.options.refund_dropped {
+            self.correct_by(&Actual::nothing());
+        }
+        let taken = self.rare.take().map(|rare| (rare.asked, rare.queued));
+        if let Some((Some(mut asked), Some(queued))) = taken {
+            // The next one would be refused by its tokens before they are back.
+            asked.abandon(queued);
+        }
+    }
 }
 
 #[inline(always)]
@@ -658,14 +670,8 @@ fn find_line(
 
 impl Drop for LimitedRequest {
     fn drop(&mut self) {
-        if self.awaits_response && self.current.options.refund_dropped {
-            self.correct_by(&Actual::nothing());
-        }
-        if let Some(rare) = &mut self.rare
-            && let (Some(mut asked), Some(queued)) = (rare.asked.take(), rare.queued.take())
-        {
-            // The next one would be refused by its tokens before they are back.
-            asked.abandon(queued);
+        if self.awaits_response || self.rare.is_some() {
+            self.abandon();
         }
     }
 }
