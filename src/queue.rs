@@ -38,6 +38,8 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
+use foldhash::quality::RandomState;
+
 use crate::decision::MAX_LIMITS;
 use crate::key::Key;
 use crate::limits::Limits;
@@ -74,7 +76,7 @@ impl Queue {
 
 #[derive(Default)]
 pub(crate) struct ByKey {
-    all: Mutex<HashMap<Arc<[Counter]>, Weak<OfKey>>>,
+    all: Mutex<HashMap<Arc<[Counter]>, Weak<OfKey>, RandomState>>,
     closed: AtomicBool,
 }
 

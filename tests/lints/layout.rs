@@ -12,7 +12,7 @@ const MAX_LINES: usize = 600;
 /// Crates that only these folders and files may name.
 const CRATES: [(&str, &[&str]); 10] = [
     ("axum", &["key", "middleware"]),
-    ("foldhash", &["limits", "store/sharded"]),
+    ("foldhash", &["limits", "queue", "store/sharded"]),
     ("hmac_sha256", &["key", "store/account"]),
     ("http", &["key", "limits", "middleware", "testing"]),
     ("ipnet", &["key"]),
