@@ -131,14 +131,14 @@ pub(crate) enum Anchor {
 }
 
 impl Anchor {
-    /// This function is apart so that grids need no jump table.
+    /// This function is apart so that grids need no jump table. A pair is returned in registers.
     #[cold]
-    const fn identity(self, window: u64) -> [u64; 2] {
+    const fn identity(self, window: u64) -> (u64, u64) {
         match self {
             Self::Calendar(calendar) => calendar.identity(),
-            Self::Grid { offset, .. } => [window, offset],
-            Self::Staggered => [window, u64::MAX],
-            Self::FirstRequest => [window, u64::MAX - 1],
+            Self::Grid { offset, .. } => (window, offset),
+            Self::Staggered => (window, u64::MAX),
+            Self::FirstRequest => (window, u64::MAX - 1),
         }
     }
 }
@@ -511,10 +511,11 @@ impl Quota {
     /// makes one number of them mixes in what nobody can know: windows may be chosen by an enemy.
     #[inline]
     pub(crate) const fn identity(&self) -> [u64; 2] {
-        match self.anchor {
-            Anchor::Grid { offset, .. } => [self.window, offset],
+        let (first, second) = match self.anchor {
+            Anchor::Grid { offset, .. } => (self.window, offset),
             other => other.identity(self.window),
-        }
+        };
+        [first, second]
     }
 
     /// Whether windows carry nothing over, and the limit is not 0.

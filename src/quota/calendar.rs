@@ -103,11 +103,11 @@ impl Calendar {
     /// Never inlined, so that grids need no stack for it.
     #[inline(never)]
     pub(crate) fn around(self, at: i64) -> Span {
-        let (start, end) = self.zone.recent().get(self.period.index());
-        if at < start || at >= end || self.since >= 0 {
+        if self.since >= 0 {
             return self.find_window(at);
         }
-        Span { start, end }
+        let (start, end) = self.zone.recent().get(self.period.index());
+        if start <= at && at < end { Span { start, end } } else { self.find_window(at) }
     }
 
     #[cold]
@@ -178,9 +178,9 @@ impl Calendar {
     }
 
     /// The first number is above all windows' lengths.
-    pub(super) const fn identity(self) -> [u64; 2] {
+    pub(super) const fn identity(self) -> (u64, u64) {
         let period = self.zone.id() << 16 | self.period.index() as u64;
-        [1 << 63 | period, (self.since + 1) as u64]
+        (1 << 63 | period, (self.since + 1) as u64)
     }
 }
 

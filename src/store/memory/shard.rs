@@ -389,8 +389,6 @@ impl Shard {
         cost: u64,
     ) -> Option<(Ruling, bool)> {
         let quota = account.quotas.first();
-        let is_on_calendar = matches!(quota.anchor, Anchor::Calendar(_));
-        let shares = self.overflows_until(now.at).is_some();
         let window = Window::at(now.at, None, quota, account.shift(quota));
         let is_sure = now.is_exact() || !window.is_over_at(now.at, now.latest);
         if quota.capacity != quota.limit || cost == 0 || !is_sure {
@@ -398,17 +396,18 @@ impl Shard {
         }
         let (fingerprint, ruling) =
             (home.fingerprint(quota), Ruling::new(now.at, Usage::from_window(&window), cost));
+        let is_over = |slot| self.table.get(slot).until <= now.at;
         if !ruling.passed() {
             let slot = self.table.entry(fingerprint, |_| false);
-            let is_first = slot.is_none_or(|slot| self.table.get(slot).until <= now.at);
-            return (is_first && !shares).then_some((ruling, false));
+            let is_first = slot.is_none_or(is_over);
+            return (is_first && self.overflows_until(now.at).is_none()).then_some((ruling, false));
         }
         let (slot, is_new) = match self.table.find(fingerprint, now.at, |_| false) {
             // On a calendar, the window may go on from the end that a file has of the last one.
-            Found::Entry(slot) if self.table.get(slot).until <= now.at && !is_on_calendar => {
+            Found::Entry(slot) if is_over(slot) && !matches!(quota.anchor, Anchor::Calendar(_)) => {
                 (slot, false)
             }
-            Found::Free(slot) if !shares => (slot, true),
+            Found::Free(slot) if self.overflows_until(now.at).is_none() => (slot, true),
             _ => return None,
         };
         // The count of a quota that carries nothing over ends with its window.
