@@ -317,10 +317,12 @@ impl Model {
         };
         assert_eq!(layer, place.layer, "{number} is decided by another layer");
         if place.waits {
-            let could_refuse = |line: &Line| line.name == name && !line.shadow;
-            assert!(place.lines.iter().any(could_refuse), "{number} has waited for {name}");
+            let could_refuse = place.lines.iter().any(|line| line.name == name && !line.shadow);
             self.limits.end_changes(layer, now.at);
             place.lines = self.limits.renewed(&place.lines);
+            // What it waited for may have been lifted since, so that only shadows are left.
+            let is_shadow = place.lines.iter().all(|line| line.shadow);
+            assert!(could_refuse || is_shadow, "{number} has waited for {name}");
             // Of several that are in shadow mode by now, the layer has noticed one last.
             if place.lines.iter().all(|line| line.shadow) {
                 place.lines.sort_by_key(|line| line.name != name);
