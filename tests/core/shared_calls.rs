@@ -170,6 +170,11 @@ async fn charge_under(store: &Shared, key: u64, limit: u64) -> Result<bool, Stor
     Ok(decision.allowed())
 }
 
+fn spawn_charge(store: &Shared, key: u64) -> JoinHandle<Result<bool, StoreError>> {
+    let store = store.clone();
+    tokio::spawn(async move { charge(&store, key).await })
+}
+
 async fn idle() {
     for _ in 0..50 {
         tokio::task::yield_now().await;
@@ -191,10 +196,7 @@ fn equal_charges_share_a_read_and_a_write() {
     run(async {
         let table = Table::held_up();
         let store = Shared::around(table.clone());
-        let ask = || {
-            let store = store.clone();
-            tokio::spawn(async move { charge(&store, 1).await })
-        };
+        let ask = || spawn_charge(&store, 1);
         // The first leaves at once, and the others wait for it.
         let first = ask();
         idle().await;
@@ -217,19 +219,10 @@ fn other_keys_pass_one_whose_call_stands_still() {
     run(async {
         let table = Table::held_up();
         let store = Shared::around(table.clone());
-        let stuck = tokio::spawn({
-            let store = store.clone();
-            async move { charge(&store, 1).await }
-        });
+        let stuck = spawn_charge(&store, 1);
         idle().await;
-        let same = tokio::spawn({
-            let store = store.clone();
-            async move { charge(&store, 1).await }
-        });
-        let other = tokio::spawn({
-            let store = store.clone();
-            async move { charge(&store, 2).await }
-        });
+        let same = spawn_charge(&store, 1);
+        let other = spawn_charge(&store, 2);
         idle().await;
         assert_eq!(table.reads.load(Ordering::SeqCst), 2, "of 1 and of 2, and not twice of 1");
         table.let_through(6);
@@ -246,10 +239,7 @@ fn near_calls_follow_each_other_unless_one_stands_still() {
     run(async {
         let table = Table::held_up();
         let store = Shared::around(table.clone());
-        let ask = |key| {
-            let store = store.clone();
-            tokio::spawn(async move { charge(&store, key).await })
-        };
+        let ask = |key| spawn_charge(&store, key);
         let sent = || table.reads.load(Ordering::SeqCst);
         table.let_through(2);
         let mut asked = vec![ask(0)];
@@ -281,10 +271,7 @@ fn a_charge_that_is_dropped_before_it_is_written_is_not_made() {
     run(async {
         let table = Table::held_up();
         let store = Shared::around(table.clone());
-        let ask = |key| {
-            let store = store.clone();
-            tokio::spawn(async move { charge(&store, key).await })
-        };
+        let ask = |key| spawn_charge(&store, key);
         // One is read, one waits for it, and one has a call of its own.
         let asked = [ask(1), ask(1), ask(2)];
         idle().await;
