@@ -312,6 +312,15 @@ fn a_search_path_may_find_another_table_for_each_user() {
     assert_ne!(limits, one);
 }
 
+#[test]
+fn servers_of_one_address_are_told_apart_by_their_port() {
+    let [one, other] = [5432, 5433].map(|port| {
+        let address = format!("hostaddr=127.0.0.1 port={port} user=ann dbname=db");
+        PostgresStore::new(&address).expect("an address").identity().expect("it has one")
+    });
+    assert_ne!(one, other);
+}
+
 #[tokio::test]
 async fn only_rights_on_the_table_are_needed() {
     let Some(server) = Postgres::start() else { return };
