@@ -1,6 +1,9 @@
 //! A single host that is silent or gone is not an outage. Frozen servers stand for silent hosts,
 //! such as those without power.
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -46,6 +49,55 @@ async fn the_store_connects_to_a_cluster_whose_first_seed_is_silent() {
 }
 
 /// The closure may fetch a token first, for example.
+/// A name has two addresses in a hosts file that only a child process sees, which takes root. The
+/// system tells 127.0.0.1 first, in any order.
+#[test]
+fn the_store_connects_to_a_name_whose_first_address_is_silent() {
+    let Some(server) = Server::start() else { return };
+    let way = TcpListener::bind("127.0.0.2:0").expect("a free port");
+    let port = way.local_addr().expect("it is bound").port();
+    let _silent = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
+    std::thread::spawn(move || {
+        for from in way.incoming().flatten() {
+            let to = TcpStream::connect(("127.0.0.1", server.port)).expect("the server");
+            for (mut from, mut to) in [(from.try_clone(), to.try_clone()), (Ok(to), Ok(from))]
+                .map(|(from, to)| (from.expect("a socket"), to.expect("a socket")))
+            {
+                std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            }
+        }
+    });
+    let mut hosts = tempfile::NamedTempFile::new().expect("a file");
+    writeln!(hosts, "127.0.0.1 two.test\n127.0.0.2 two.test").expect("it is written");
+    let node = Command::new("unshare")
+        .args(["-m", "sh", "-c", "mount --bind \"$0\" /etc/hosts || exit 77; exec \"$@\""])
+        .arg(hosts.path())
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--exact", "silent_hosts::node_of_a_name", "--ignored", "--nocapture"])
+        .env("NODE_URL", format!("redis://two.test:{port}/"))
+        .status();
+    match node.map(|status| status.code()) {
+        Ok(Some(0)) => {}
+        // Without `unshare`, or not as root.
+        Ok(Some(1 | 77)) | Err(_) if !is_root() => println!("skipped: it takes root"),
+        failed => panic!("{failed:?}"),
+    }
+}
+
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output();
+    id.is_ok_and(|id| id.stdout.trim_ascii() == b"0")
+}
+
+#[tokio::test]
+#[ignore = "a child process of the test above"]
+async fn node_of_a_name() {
+    let store =
+        RedisStore::new(std::env::var("NODE_URL").expect("an address")).expect("an address");
+    let took = time_to_join(&limiter(store, 1_000_000)).await;
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
 #[tokio::test]
 async fn the_store_waits_for_a_slow_connect_closure() {
     let Some(server) = Server::start() else { return };
