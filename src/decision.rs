@@ -34,12 +34,12 @@ const MAX_INLINE: usize = 2;
 /// The answer to a charge: whether it passed, and what the key has used.
 ///
 /// Methods that return a single value are about one quota: if the charge was refused, the refusing
-/// quota with the latest retry; otherwise the quota with the fewest tokens left.
+/// quota with the longest wait; otherwise the quota with the fewest tokens left.
 /// [`usage`](Self::usage) has all quotas.
 ///
 /// If several limits were charged ([`Limits`](crate::Limits)), these methods are about one limit:
-/// if the charge was refused, the refusing limit with the latest retry; otherwise the limit with
-/// the smallest fraction left. [`limits`](Self::limits) has the decisions of all.
+/// if the charge was refused, the refusing limit with the longest wait; otherwise the limit with
+/// the smallest fraction of its limit left. [`limits`](Self::limits) has the decisions of all.
 ///
 /// ```
 /// use std::time::{Duration, UNIX_EPOCH};

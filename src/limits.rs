@@ -75,8 +75,8 @@ pub use kept::KeptReceipt;
 /// In memory and in a `RedisStore`, a charge is one step; in Redis, it is one round trip. A
 /// cluster, whose keys are on several servers, charges the limits one after the other, within one
 /// deadline, and refunds them if one refuses; so does any store that can't charge several at once.
-/// Still, no more than each limit passes, but meanwhile another request may be refused although
-/// there is room ([S37]).
+/// No limit is exceeded, but meanwhile another request may be refused although there is room
+/// ([S37]).
 ///
 /// [S37]: crate::guide::semantics
 ///

@@ -283,8 +283,8 @@ impl Quota {
         self
     }
 
-    /// Makes a key's window begin with its first request, and the next window with the first
-    /// request after that, as in GitHub's API.
+    /// Makes a key's window begin with its first request, and the next one with the first request
+    /// after its end, as in GitHub's API.
     ///
     /// # Panics
     /// If the quota follows a calendar.

@@ -77,9 +77,10 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// 2) "3812@1773547200000-1776225600000#674"
 /// ```
 ///
-/// The key expires at most a minute after the last of its counts is back at 0, and after at most a
-/// window more: a node of a cluster to which `MIGRATE` moves it may have a clock that is behind. To
-/// reset a key, delete it. Nothing else should write to these keys: calls fail on other values.
+/// The key expires a window or a minute, whichever is shorter, after the last of its counts is back
+/// at 0 (on a calendar, a minute): `MIGRATE` may move it to a node of a cluster whose clock is
+/// behind. To reset a key, delete it. Nothing else should write to these keys: calls fail on other
+/// values.
 #[derive(Clone)]
 pub struct RedisStore {
     remote: Remote,

@@ -151,6 +151,8 @@ impl Limit {
     /// limit's name. A lower cost is refunded; a higher one is charged even beyond the limit.
     /// Without this, the limit ignores the report. [The guide](crate::guide::ai_api#tokens) has an
     /// example.
+    #[doc(alias = "true_cost")]
+    #[doc(alias = "actual cost")]
     pub fn settled(mut self) -> Self {
         self.settled = true;
         self
@@ -252,8 +254,9 @@ impl Limit {
     ///
     /// [S39]: crate::guide::semantics
     ///
-    /// A layer also tracks refusals by route ([`Refused::routes`](crate::Refused::routes)), for up to
-    /// `keys` routes: a page with many files may exceed the limit, rather than a client.
+    /// A layer also tracks refusals by route ([`Refused::routes`](crate::Refused::routes)), for up
+    /// to `keys` routes: what exceeds the limit may be a page with many files, rather than a
+    /// client.
     pub fn track_refused(self, keys: usize) -> Self {
         Self { tracked: Some(keys), ..self }
     }

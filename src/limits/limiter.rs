@@ -193,8 +193,8 @@ impl Limiter {
     ///
     /// The callers that become ready in one window have taken at most its limit, plus the part of
     /// one charge that earlier windows cover. With several quotas, a reservation is refused if one
-    /// quota would let it run only when the window in which another quota counts it has ended. Once
-    /// tokens of later windows are taken, those of earlier ones can't be refunded ([S13], [S14]).
+    /// quota would let it run only after the window in which another quota counts it. Once tokens
+    /// of later windows are taken, those of earlier ones can't be refunded ([S13], [S14]).
     ///
     /// [S13]: crate::guide::semantics#peeks-resets-reservations-refunds
     /// [S14]: crate::guide::semantics#peeks-resets-reservations-refunds
@@ -365,7 +365,7 @@ impl Limiter {
         }
         match self.live.quotas_for(key) {
             (_, false) if self.live.limit().plan.is_some() => Err(StoreError::new(
-                "this limit's quotas differ between requests: write limiter.with_quotas(plan)",
+                "this limit's quotas differ between requests: write limiter.with_quotas(quotas)",
             )),
             (plan, own) => Ok((self.live.counted(plan), own || is_plan)),
         }
@@ -463,6 +463,8 @@ impl Limiter {
     /// assert_eq!(api.peek("acme").await?.limit(), 100);
     /// # Ok(()) }
     /// ```
+    #[doc(alias = "block")]
+    #[doc(alias = "ban")]
     pub fn set_key_quotas_until(
         &self,
         key: impl Into<Key>,

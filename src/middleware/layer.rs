@@ -80,9 +80,9 @@ use crate::queue::{ByKey, Queue};
 ///
 /// `J` makes the responses to refused requests; [`reject`](Self::reject) sets it. In a struct, the
 /// type `FixedWindowLayer` is enough. With [`on_reject`](Self::on_reject), the closure's type has
-/// no name, so give the field the type of a function pointer,
-/// `FixedWindowLayer<fn(&Parts, &Rejection<'_>) -> Response>`, and call `on_reject` last: a later
-/// setter would get the closure's own type.
+/// no name, so give the field the type of a function pointer, `FixedWindowLayer<fn(&Parts,
+/// &Rejection<'_>) -> Response>`, and call `on_reject` last: before another setter, the compiler
+/// infers the closure's own type.
 #[doc(alias = "throttle")]
 #[doc(alias = "RateLimitLayer")]
 #[must_use = "a layer does nothing until it is applied to a service"]
@@ -218,6 +218,8 @@ impl<J> FixedWindowLayer<J> {
     /// let response = ask_around(&layer, login, Request::post("/wrong"));
     /// assert_eq!(response.headers()["x-ratelimit-used"], "1");
     /// ```
+    #[doc(alias = "skip_failed_requests")]
+    #[doc(alias = "failures")]
     pub fn count_if<F>(mut self, counts: F) -> Self
     where
         F: Fn(&response::Parts) -> bool + Send + Sync + 'static,

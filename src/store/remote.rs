@@ -174,6 +174,8 @@ impl Remote {
     /// If `nodes` is 0.
     #[must_use]
     #[track_caller]
+    #[doc(alias = "nodes")]
+    #[doc(alias = "replicas")]
     pub fn local_share(self, nodes: u32) -> Self {
         let nodes = NonZero::new(nodes).expect("a store has a node: write .local_share(4)");
         self.with(|caller| caller.nodes = nodes)

@@ -195,7 +195,7 @@ async fn a_peek_names_its_quotas_if_they_differ_per_request() {
     assert_eq!(status(&app).await, 200);
     for limiter in [limiter, limiter_of(&layer)] {
         let error: StoreError = limiter.peek(alice()).await.expect_err("by which quotas?");
-        assert!(error.to_string().contains("limiter.with_quotas(plan)"), "{error}");
+        assert!(error.to_string().contains("limiter.with_quotas(quotas)"), "{error}");
         let standing = limiter.with_quotas(pro_plan()).peek(alice()).await.expect("memory");
         assert_eq!((standing.limit(), standing.used()), (1, 1));
     }
