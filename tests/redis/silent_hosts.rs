@@ -19,7 +19,7 @@ use crate::cluster_and_sentinel::{cluster_with, urls};
 use crate::outage::{By, Load, Log, limiter};
 
 /// A second, and the delay that a noisy machine may add.
-pub(crate) const SECOND: Duration = Duration::from_millis(1_250);
+pub(crate) const SECOND: Duration = Duration::from_millis(1_500);
 
 /// The time until Redis answers.
 async fn time_to_join(limiter: &Limiter) -> Duration {
