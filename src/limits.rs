@@ -78,7 +78,8 @@ pub use kept::KeptReceipt;
 /// No limit is exceeded, but meanwhile another request may be refused although there is room
 /// ([S37]).
 ///
-/// [S37]: crate::guide::semantics
+/// [S37]:
+///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s37
 ///
 /// Clones share their counters. The methods return a [`Reply`], which you must await.
 #[derive(Clone)]

@@ -73,18 +73,13 @@ pub const CALENDAR_VECTORS: [&str; 2] = [
 /// `new` creates two handles of the same counters, as two nodes have: of a store in a database two
 /// values that share nothing in this process, each with connections of its own. The counters are
 /// empty, and nobody else has them: give each call a table or a prefix of its own (there are some
-/// 250). Both handles read the given clock. They remember no refusals: give a
-/// [`Shared`] without a [`Remote`], or a `Remote` with
-/// [`remember_refusals(Duration::ZERO)`](Remote::remember_refusals). `block_on` waits for a future
+/// 250). Both handles read the given clock. They remember no refusals: give a `Shared` without a
+/// `Remote`, or a `Remote` with `remember_refusals(Duration::ZERO)`. `block_on` waits for a future
 /// on the current thread: that of `tower_fixed_window::testing`, or a runtime's.
 ///
 /// Each trace, reset and refund is made by both handles, in turns without a pattern, and in races
 /// both are called at once, while some decisions are held up between what they read and what they
 /// write.
-///
-/// [`Shared`]: tower_fixed_window::store::Shared
-/// [`Remote`]: tower_fixed_window::store::Remote
-/// [`Remote::remember_refusals`]: tower_fixed_window::store::Remote::remember_refusals
 ///
 /// # Panics
 /// If the store breaks the contract, with a message that says how.

@@ -206,7 +206,8 @@ impl Limit {
     /// begins above the percentage, if the limit is lowered, or if one of several limits refuses
     /// the charge. Tokens saved by rollover are spent first and don't count.
     ///
-    /// [S41]: crate::guide::semantics
+    /// [S41]:
+    ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s41
     ///
     /// The closure must not block, because the request waits for it. If it panics, the charge
     /// remains, and the request continues.
@@ -252,7 +253,8 @@ impl Limit {
     /// more refusals than that is in the list, even under a flood of invented keys. Each key takes
     /// about 1 kB.
     ///
-    /// [S39]: crate::guide::semantics
+    /// [S39]:
+    ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s39
     ///
     /// A layer also tracks refusals by route ([`Refused::routes`](crate::Refused::routes)), for up
     /// to `keys` routes: what exceeds the limit may be a page with many files, rather than a

@@ -196,8 +196,10 @@ impl Limiter {
     /// quota would let it run only after the window in which another quota counts it. Once tokens
     /// of later windows are taken, those of earlier ones can't be refunded ([S13], [S14]).
     ///
-    /// [S13]: crate::guide::semantics#peeks-resets-reservations-refunds
-    /// [S14]: crate::guide::semantics#peeks-resets-reservations-refunds
+    /// [S13]:
+    ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s13
+    /// [S14]:
+    ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s14
     ///
     /// ```
     /// use std::time::Duration;
@@ -407,9 +409,9 @@ impl Limiter {
 
     /// Changes the quotas for all clones and all layers of this limiter, from the next charge on. A
     /// new limit also applies to what is already counted, and leaves no debt for the next window. A
-    /// quota with other windows starts a new counter. A limit by plan keeps the quotas of its
-    /// closure. For one key, use [`set_key_quotas_until`](Self::set_key_quotas_until), which has an
-    /// example.
+    /// quota with other windows starts a new counter. For text, write `text.parse::<Plan>()?`. A
+    /// limit by plan keeps the quotas of its closure. For one key, use
+    /// [`set_key_quotas_until`](Self::set_key_quotas_until), which has an example.
     ///
     /// With [`Plan::UNLIMITED`], requests pass a layer uncounted. Charges without a request are
     /// still counted in the same windows, and pass up to [`MAX_TOKENS`](crate::Quota::MAX_TOKENS).

@@ -50,7 +50,7 @@ pub struct RefusedKey {
     pub error: u64,
     /// `count` as a part of all refusals, from 0 to 1.
     pub share: f64,
-    /// When it was first refused since it is in the list.
+    /// When it was first refused while in the list.
     pub first: SystemTime,
     /// When it was last refused.
     pub last: SystemTime,

@@ -51,11 +51,11 @@ use crate::queue::{ByKey, Queue};
 ///
 /// An HTTP/1 server closes a connection if it has not read the request to its end, and a client
 /// that is still sending then sees a broken pipe instead of its 429. An HTTP/2 server resets the
-/// stream, and closes the connection after many resets (in hyper 1,024, if the client sends more
-/// data after them). So the layer reads and discards the rest of a refused request's body before it
-/// responds: at most 16 MiB, for at most 30 s, until no data has arrived for one second. Without
-/// the feature `tokio`, or in a runtime without timers (`enable_time`), it reads only what is
-/// available immediately.
+/// stream, and closes the connection after many resets (in hyper, after 1,024, if the client sends
+/// more data after them). So the layer reads and discards the rest of a refused request's body
+/// before it responds: at most 16 MiB, for at most 30 s, until no data has arrived for one second.
+/// Without the feature `tokio`, or in a runtime without timers (`enable_time`), it reads only what
+/// is available immediately.
 ///
 /// It responds immediately to a larger `content-length` and to `expect: 100-continue`, and within
 /// 0.1 s to gRPC calls and WebSockets over HTTP/2, whose clients read an early answer. A client
@@ -228,10 +228,11 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Refunds the charge if a request is dropped before its response: the client disconnected, or
-    /// the handler or a closure of this layer panicked. If a remote store is still deciding, a task
-    /// refunds the charge (feature `tokio`), as for [`count_if`](Self::count_if). Use this only if
-    /// such requests are cheap: a client can start work and disconnect, again and again.
+    /// Refunds the charge if a request ends without a response: the client disconnected, the
+    /// service returned an error, or the handler or a closure of this layer panicked. If a remote
+    /// store is still deciding, a task refunds the charge (feature `tokio`), as for
+    /// [`count_if`](Self::count_if). Use this only if such requests are cheap: a client can start
+    /// work and disconnect, again and again.
     pub fn refund_dropped(mut self) -> Self {
         self.options.refund_dropped = true;
         self
@@ -245,10 +246,13 @@ impl<J> FixedWindowLayer<J> {
     /// A waiting request takes no tokens, and no place in the inner service. The first in the queue
     /// is charged, for all limits or none, when its window begins and the service is ready, so
     /// never more than the limit passes. The queue looks for refunds, resets and raised limits
-    /// after a second, then at intervals that double. The guide has [all
-    /// rules](crate::guide::semantics#peeks-resets-reservations-refunds), such as those for costs.
+    /// after a second, then at intervals that double. [S13] has all rules, such as
+    /// those for costs.
     ///
     /// For a graceful shutdown, call [`close_queue`](Self::close_queue), which ends all waiting.
+    ///
+    /// [S13]:
+    ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s13
     #[cfg(feature = "tokio")]
     pub fn queue(mut self, requests: u64, max_wait: Duration) -> Self {
         self.options.queue = Some((requests, max_wait));

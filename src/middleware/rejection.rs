@@ -59,7 +59,7 @@ impl Reason {
     }
 }
 
-/// A refused request, as closures that make the response get it.
+/// A refused request, as passed to the closure that makes the response.
 ///
 /// ```
 /// use http::Request;
@@ -82,8 +82,8 @@ impl Reason {
 pub struct Rejection<'a> {
     /// Why the request was refused.
     pub reason: &'a Reason,
-    /// The name of the limit that refuses, or of several, that of the one with the longest wait. It
-    /// is empty if the limit has none.
+    /// The name of the limit that refuses; if several do, of the one with the longest wait. It is
+    /// empty if the limit has none.
     pub name: &'a str,
     pub(crate) limited: Option<StatusCode>,
     pub(crate) headers: &'a PreparedHeaders,

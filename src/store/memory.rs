@@ -74,7 +74,10 @@ const MINUTE: i64 = 60_000;
 ///
 /// If running windows hold every entry that a new key could use, the key shares an overflow entry.
 /// It never gets more than its limit, but may be refused although it has tokens left; other keys
-/// keep their counts ([the guide](crate::guide::operating#memory), [S30](crate::guide::semantics)).
+/// keep their counts ([the guide](crate::guide::operating#memory), [S30]).
+///
+/// [S30]:
+///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s30
 ///
 /// ```
 /// use tower_fixed_window::testing::block_on;

@@ -60,7 +60,10 @@ pub(super) const LATE: &str = "the store did not answer in time";
 
 /// A store that is called over a network, or that can fail, with what its limiters need for that: a
 /// deadline, a breaker, a memory that counts while the store fails, and the refusals that this
-/// process remembers ([rules](crate::guide::semantics)).
+/// process remembers ([S34]).
+///
+/// [S34]:
+///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s34
 ///
 /// Clones share the breaker, the memory and the refusals, so a reset through one layer takes effect
 /// in all. Make one `Remote` for a store, and clones of it for all layers, even with other
