@@ -42,19 +42,19 @@ impl Counters for Table {
         Ok((NOW, states.await))
     }
 
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
         let written = self.call(|rows| {
             let swap = |group: &Vec<Write>| {
                 let swaps = group.iter().all(|row| rows.get(&row.counter).copied() == row.had);
                 if swaps {
                     rows.extend(group.iter().map(|row| (row.counter.clone(), row.state)));
                 }
-                swaps
+                swaps.then_some(0)
             };
             groups.iter().map(swap).collect::<Vec<_>>()
         });
         let written = written.await;
-        let changed = written.iter().filter(|written| !**written).count();
+        let changed = written.iter().filter(|written| written.is_none()).count();
         self.changed.fetch_add(changed as u64, Ordering::Relaxed);
         Ok(written)
     }

@@ -59,76 +59,70 @@ BEGIN
     ) t ON true;
 END $$;
 
--- Writes rows that are as they were read, and returns their places. A row that was none was read
--- with an end below zero. Rows of a group are written together or not at all, others each by itself.
--- The four numbers of a row are taken from their arrays, as each argument of unnest() would be a
--- table of its own.
+-- Writes rows that are as they were read, and returns the places of those that were written, then
+-- how many more tokens of each had been taken: of an old row, the fifth number is how many may be.
+-- A row that was none was read with an end below zero. Rows of a group are written together or not
+-- at all, others each by itself. The array of groups ends with the last one. Arrays are read by
+-- place, as each argument of unnest() would be a table of its own.
 --
 -- The rows of groups are locked first. One that another node writes at this moment is skipped, and
 -- its group is not written: nobody waits for a lock with another one in his hands. The others are
 -- locked in the order of all nodes, and for as long as the statement takes; ON CONFLICT finds them
 -- by the primary key.
-CREATE OR REPLACE FUNCTION tfw_swap(
+CREATE OR REPLACE FUNCTION tfw_write(
     scopes text[], keys text[], wins text[], quotas text[], groups integer[],
-    olds bigint[], news bigint[]
-) RETURNS integer[] LANGUAGE plpgsql
+    olds bigint[], news bigint[], OUT written bigint[]
+) LANGUAGE plpgsql
 SET search_path FROM CURRENT SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 -- Longer than a statement of another node takes.
 SET lock_timeout = '20ms'
 AS $$
 #variable_conflict use_column
-DECLARE
-    r record;
-    lost integer[] := '{}';
-    written integer[];
+DECLARE lost integer[] := '{}';
 BEGIN
-    FOR r IN
-        SELECT * FROM unnest(scopes, keys, wins, groups) WITH ORDINALITY
-            AS r(scope, key, win, grp, i)
-        WHERE r.grp IS NOT NULL ORDER BY r.i
-    LOOP
-        CONTINUE WHEN r.grp = ANY (lost);
-        IF olds[4 * r.i] < 0 THEN
+    FOR i IN 1 .. cardinality(groups) LOOP
+        CONTINUE WHEN groups[i] IS NULL OR groups[i] = ANY (lost);
+        IF olds[5 * i - 1] < 0 THEN
             -- A row has to be there, to be locked. Another transaction may be inserting it.
             BEGIN
                 INSERT INTO tfw_counters
-                VALUES (r.scope, r.key, r.win, 0, 0, 0, news[4 * r.i], '', -1)
+                VALUES (scopes[i], keys[i], wins[i], 0, 0, 0, news[4 * i], '', -1)
                 ON CONFLICT DO NOTHING;
-            EXCEPTION WHEN lock_not_available THEN
-                lost := lost || r.grp;
-                CONTINUE;
+            EXCEPTION WHEN lock_not_available THEN NULL;
             END;
         END IF;
         -- The lock shows the last version of a row, not that of the statement's snapshot.
         PERFORM FROM tfw_counters t
-        WHERE t.scope = r.scope AND t.key = r.key AND t.win = r.win
-            AND CASE WHEN olds[4 * r.i] < 0 THEN t.place < 0
+        WHERE t.scope = scopes[i] AND t.key = keys[i] AND t.win = wins[i]
+            AND CASE WHEN olds[5 * i - 1] < 0 THEN t.place < 0
                 ELSE t.place > 0 AND (t.start_ms, t.end_ms, t.used, t.until_ms)
-                    = (olds[4 * r.i - 3], olds[4 * r.i - 2], olds[4 * r.i - 1], olds[4 * r.i]) END
+                    = (olds[5 * i - 4], olds[5 * i - 3], olds[5 * i - 2], olds[5 * i - 1]) END
         FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
-            lost := lost || r.grp;
+            lost := lost || groups[i];
         END IF;
     END LOOP;
     WITH w AS (
         INSERT INTO tfw_counters AS t
         -- What was read and is gone is inserted as no counter.
-        SELECT r.scope, r.key, r.win, news[4 * r.i - 3], news[4 * r.i - 2], news[4 * r.i - 1],
-            news[4 * r.i], r.quota, CASE WHEN olds[4 * r.i] < 0 THEN r.i ELSE -r.i END
-        FROM unnest(scopes, keys, wins, quotas, groups) WITH ORDINALITY
-            AS r(scope, key, win, quota, grp, i)
-        WHERE (r.grp = ANY (lost)) IS NOT TRUE ORDER BY r.i
+        SELECT scopes[r.i], keys[r.i], wins[r.i], news[4 * r.i - 3], news[4 * r.i - 2],
+            news[4 * r.i - 1], news[4 * r.i], quotas[r.i],
+            CASE WHEN olds[5 * r.i - 1] < 0 THEN r.i ELSE -r.i END
+        FROM generate_series(1, cardinality(keys)) AS r(i)
+        WHERE (groups[r.i] = ANY (lost)) IS NOT TRUE
         ON CONFLICT (key, scope, win) DO UPDATE SET start_ms = excluded.start_ms,
-            end_ms = excluded.end_ms, used = excluded.used, until_ms = excluded.until_ms,
-            quota = excluded.quota, place = abs(excluded.place)
+            end_ms = excluded.end_ms, until_ms = excluded.until_ms, quota = excluded.quota,
+            used = excluded.used + CASE WHEN excluded.place > 0 THEN 0
+                ELSE t.used - olds[-5 * excluded.place - 2] END, place = abs(excluded.place)
         WHERE CASE WHEN excluded.place > 0 THEN t.place < 0
-            ELSE t.place > 0 AND (t.start_ms, t.end_ms, t.used, t.until_ms)
-                = (olds[-4 * excluded.place - 3], olds[-4 * excluded.place - 2],
-                    olds[-4 * excluded.place - 1], olds[-4 * excluded.place]) END
-        RETURNING t.place
+            ELSE t.place > 0 AND (t.start_ms, t.end_ms, t.until_ms)
+                = (olds[-5 * excluded.place - 4], olds[-5 * excluded.place - 3],
+                    olds[-5 * excluded.place - 1])
+                AND t.used - olds[-5 * excluded.place - 2] BETWEEN 0 AND olds[-5 * excluded.place]
+            END
+        RETURNING t.place, t.used - news[4 * t.place - 1] AS more
     )
-    SELECT array_agg(w.place) INTO written FROM w WHERE w.place > 0;
-    RETURN written;
+    SELECT array_agg(w.place::bigint) || array_agg(w.more) INTO written FROM w WHERE w.place > 0;
 END $$;
 
 -- What waits for a lock is not done later, when nobody expects it.

@@ -132,7 +132,7 @@ impl Counters for Table {
         Ok((now, states))
     }
 
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
         let rows = groups.iter().enumerate();
         let rows = rows.flat_map(|(of, group)| group.iter().map(move |write| (of, write)));
         let mut rows: Vec<_> = rows.collect();
@@ -142,15 +142,20 @@ impl Counters for Table {
             Err(failure) if failure.is_locked() => self.swap(&rows, |_| true).await,
             answer => answer,
         };
-        let places: Option<Vec<i32>> = match answer {
+        let written: Option<Vec<i64>> = match answer {
             // Nothing was written, and it is decided anew.
             Err(failure) if failure.is_conflict() || failure.is_locked() => None,
-            // The answer has the places of the rows that were written.
+            // The places of the rows that were written, and what others had taken of each.
             answer => column(answer?.first(), 0)?,
         };
-        let mut written = vec![false; groups.len()];
-        let places = places.iter().flatten().filter_map(|place| rows.get(*place as usize - 1));
-        places.for_each(|&(of, _)| written[of] = true);
+        let (places, more) =
+            written.as_deref().map(|all| all.split_at(all.len() / 2)).unwrap_or_default();
+        let mut written = vec![None; groups.len()];
+        for (place, more) in places.iter().zip(more) {
+            if let Some((of, _)) = rows.get(*place as usize - 1) {
+                written[*of] = Some(*more as u64);
+            }
+        }
         Ok(written)
     }
 
@@ -179,9 +184,11 @@ impl Table {
         let names = Names::of(rows.iter().map(|(_, write)| &write.counter));
         let quotas: Vec<_> = rows.iter().map(|(_, write)| write.quota.to_string()).collect();
         let group = |(of, _): &(usize, _)| is_group(*of).then_some(*of as i32);
-        let groups: Vec<_> = rows.iter().map(group).collect();
+        let mut groups: Vec<_> = rows.iter().map(group).collect();
+        groups.truncate(groups.iter().rposition(Option::is_some).map_or(0, |last| last + 1));
         // No state ends before 1970: below zero, there was none.
-        let had = |write: &Write| write.had.as_ref().map_or([-1; 4], numbers);
+        let had = |write: &Write| write.had.as_ref().map_or([0, 0, 0, -1], numbers);
+        let had = |write: &Write| had(write).into_iter().chain([write.room as i64]);
         let had: Vec<_> = rows.iter().flat_map(|(_, write)| had(write)).collect();
         let new: Vec<_> = rows.iter().flat_map(|(_, write)| numbers(&write.state)).collect();
         let mut params = Vec::from(names.params());
@@ -189,7 +196,7 @@ impl Table {
         params.push((&groups, Type::INT4_ARRAY));
         params.extend([&had, &new].map(|numbers| -> Param<'_> { (numbers, Type::INT8_ARRAY) }));
         let sql = format!(
-            "SELECT {}tfw_swap($1, $2, $3, $4, $5, $6, $7), \
+            "SELECT {}tfw_write($1, $2, $3, $4, $5, $6, $7), \
              set_config('synchronous_commit', '{}', true)",
             self.of, self.commit
         );

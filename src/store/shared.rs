@@ -31,10 +31,6 @@ use step::{Asked, DecidedStep, Step};
 /// How often a charge is decided. Of those that meet at a counter one is written each time, so more
 /// tries than nodes are needed only where a store never finds what it has read.
 const TRIES: usize = 100;
-/// How long a read takes at least where the database is far: a millisecond each way.
-const FAR: Duration = Duration::from_millis(2);
-/// Charges of one counter in a call, from which on other nodes are likely to change it meanwhile.
-const HOT: usize = 8;
 
 /// A table of counters in a database. [`Shared`] makes a [`Store`] of it and makes the decisions:
 /// it needs two statements for any number of charges.
@@ -43,7 +39,8 @@ const HOT: usize = 8;
 ///
 /// 1. [`read`](Self::read) returns each row as it is, even one that has ended.
 /// 2. [`write`](Self::write) writes a group only if all of its counters are as they were read. That
-///    is atomic over the nodes. No lock and no transaction is open between the two.
+///    is atomic over the nodes. No lock and no transaction is open between the two. A table may also
+///    add to what others have charged meanwhile, if there is [room](Write::room).
 /// 3. The time is the server's, not the node's.
 /// 4. A row may be deleted a while after [`State::until`], not before: a minute, or as long as a
 ///    node may stand still between its read and its write.
@@ -70,7 +67,7 @@ const HOT: usize = 8;
 ///         Ok((now(), counters.iter().map(|counter| rows.get(counter).copied()).collect()))
 ///     }
 ///
-///     async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+///     async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
 ///         let mut rows = self.0.lock().unwrap();
 ///         let mut swap = |group: &Vec<Write>| {
 ///             let is_unchanged = |w: &Write| rows.get(&w.counter).copied() == w.had;
@@ -78,7 +75,7 @@ const HOT: usize = 8;
 ///             if unchanged {
 ///                 rows.extend(group.iter().map(|w| (w.counter.clone(), w.state)));
 ///             }
-///             unchanged
+///             unchanged.then_some(0)
 ///         };
 ///         Ok(groups.iter().map(|group| swap(group)).collect())
 ///     }
@@ -112,7 +109,8 @@ pub trait Counters: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(u64, Vec<Option<State>>), StoreError>> + Send;
 
     /// Writes each group if all of its counters are as they were [read](Write::had), otherwise
-    /// nothing of the group. Returns for each group, in order, whether it was written.
+    /// nothing of the group. Returns for each group, in order, `None` if it was not written, or how
+    /// many more tokens than were read had been taken: 0, unless the table uses [`Write::room`].
     ///
     /// Most groups have one counter, and no counter is in two groups. If a table waits for locks,
     /// let it lock all rows in their order, so that no two nodes wait for each other. It may refuse
@@ -121,7 +119,7 @@ pub trait Counters: Send + Sync + 'static {
     fn write(
         &self,
         groups: &[Vec<Write>],
-    ) -> impl Future<Output = Result<Vec<bool>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Option<u64>>, StoreError>> + Send;
 
     /// Deletes all counters of a key of a scope, whatever their quotas.
     fn reset(&self, scope: &str, key: &Key) -> impl Future<Output = Result<(), StoreError>> + Send;
@@ -163,6 +161,11 @@ pub struct Write {
     pub had: Option<State>,
     /// The new state.
     pub state: State,
+    /// How many tokens others may take between the read and the write. If it is above 0, the counter
+    /// is alone in its group, and its charges pass as well if [`State::used`] is greater by at most
+    /// this, as long as nothing else has changed: a table may add the difference to what is there,
+    /// so that nodes rarely decide again about a counter that all of them charge. Or ignore it.
+    pub room: u64,
 }
 
 /// The [`Store`] over [`Counters`]: it reads the counters of charges, decides, and writes. If a
@@ -209,7 +212,7 @@ impl Shared {
 /// `Counters`, of any type.
 trait AnyCounters: Send + Sync {
     fn read<'a>(&'a self, counters: &'a [CounterId]) -> Called<'a, (u64, Vec<Option<State>>)>;
-    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Vec<bool>>;
+    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Vec<Option<u64>>>;
     fn reset<'a>(&'a self, scope: &'a str, key: &'a Key) -> Called<'a, ()>;
 }
 
@@ -220,7 +223,7 @@ impl<C: Counters> AnyCounters for C {
         Box::pin(Counters::read(self, counters))
     }
 
-    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Vec<bool>> {
+    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Vec<Option<u64>>> {
         Box::pin(Counters::write(self, groups))
     }
 
@@ -239,7 +242,7 @@ impl AnyTable {
         Ok((now, had))
     }
 
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
         if groups.is_empty() {
             return Ok(Vec::new());
         }
@@ -258,8 +261,7 @@ impl AnyTable {
     /// next call has read before the other's next call writes, and so on at each try. So questions
     /// that have lost before have their counters read again by the call that writes, right behind
     /// the write. If they lose once more, the next write is a round trip earlier than that of a node
-    /// that has won and has to read first. The counters of a hot key far away are read behind its
-    /// first write, too: most of these meet the other nodes'.
+    /// that has won and has to read first.
     async fn decide_and_write(
         &self,
         mut batch: Vec<WaitingQuestion>,
@@ -281,29 +283,32 @@ impl AnyTable {
         loop {
             let at = Instant::now();
             let wanted: Vec<_> = batch.iter().map(|waiting| waiting.is_wanted(at)).collect();
-            let asked = batch.iter().zip(&wanted);
-            let asked = asked.map(|(waiting, wanted)| wanted.then_some(&waiting.asked));
-            let at_first = took >= FAR && batch.len() >= HOT * step.counters.len();
-            let tries = usize::from(!at_first)..TRIES;
-            let lost = batch.iter().map(|waiting| tries.contains(&waiting.tries));
+            let lost = batch.iter().map(|waiting| (1..TRIES).contains(&waiting.tries));
             let lost = step.counters_of(lost);
-            let DecidedStep { groups, answers } = step.decide(asked, now, &had);
+            let DecidedStep { groups, mut answers } =
+                step.decide(asked_of(&batch, &wanted), now, &had);
             let write = self.write_and_read(&groups, &lost);
             let (written, read) = match WaitingQuestion::wait_for(&mut batch, write).await {
                 Some(Ok(answers)) => answers,
                 failed => return (fail(batch, failed, again), None),
             };
             let mut lost_again = Vec::new();
+            // Where others have charged meanwhile, answers say what is left beside them.
+            let changed = groups.iter().zip(&written).filter(|(_, more)| **more > Some(0));
+            if changed.clone().next().is_some() {
+                changed.for_each(|(group, more)| step.note_more(&group[0], *more, &mut had));
+                answers = step.decide(asked_of(&batch, &wanted), now, &had).answers;
+            }
             let answers = batch.into_iter().zip(wanted).zip(answers);
             for ((mut waiting, wanted), (group, decision)) in answers {
                 if !wanted {
                     // Its caller may not have looked at the time yet.
                     waiting.answer_late();
-                } else if group.is_none_or(|group| written[group]) {
+                } else if group.is_none_or(|group| written[group].is_some()) {
                     waiting.answer(Ok(decision));
                 } else if waiting.tries < TRIES {
                     waiting.note_lost();
-                    let is_read = waiting.tries > tries.start && read.is_some();
+                    let is_read = waiting.tries > 1 && read.is_some();
                     if is_read { &mut lost_again } else { &mut again }.push(waiting);
                 } else {
                     let error = StoreError::new("the counters have changed at each try");
@@ -326,7 +331,7 @@ impl AnyTable {
         &self,
         groups: &[Vec<Write>],
         counters: &[CounterId],
-    ) -> Result<(Vec<bool>, Option<(u64, Vec<Option<State>>)>), StoreError> {
+    ) -> Result<(Vec<Option<u64>>, Option<(u64, Vec<Option<State>>)>), StoreError> {
         let (mut write, mut read) = (pin!(self.write(groups)), pin!(self.read(counters)));
         let (mut written, mut states) = (None, counters.is_empty().then_some(None));
         poll_fn(|cx| {
@@ -334,7 +339,7 @@ impl AnyTable {
                 && let Poll::Ready(answer) = write.as_mut().poll(cx)
             {
                 let answer = answer?;
-                if !answer.contains(&false) {
+                if !answer.contains(&None) {
                     return Poll::Ready(Ok((answer, None)));
                 }
                 written = Some(answer);
@@ -354,6 +359,14 @@ impl AnyTable {
         })
         .await
     }
+}
+
+/// What is asked by those that are wanted.
+fn asked_of<'a>(
+    batch: &'a [WaitingQuestion],
+    wanted: &'a [bool],
+) -> impl Iterator<Item = Option<&'a Asked>> {
+    batch.iter().zip(wanted).map(|(waiting, wanted)| wanted.then_some(&waiting.asked))
 }
 
 /// No question of a call that failed is repeated: its write may have happened.

@@ -110,7 +110,7 @@ impl Counters for SqliteCounters {
         .await
     }
 
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<bool>, StoreError> {
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
         let (groups, now) = (groups.to_vec(), self.clock.now_ms() as i64);
         // Immediate: no other process writes between the comparison and the write.
         self.in_transaction(TransactionBehavior::Immediate, move |transaction| {
@@ -143,10 +143,10 @@ fn read(transaction: &Transaction<'_>, id: &CounterId) -> rusqlite::Result<Optio
 }
 
 /// The whole group if all of its rows are as they were read, or else nothing.
-fn write(transaction: &Transaction<'_>, group: &[Write]) -> rusqlite::Result<bool> {
+fn write(transaction: &Transaction<'_>, group: &[Write]) -> rusqlite::Result<Option<u64>> {
     for row in group {
         if read(transaction, &row.counter)? != row.had {
-            return Ok(false);
+            return Ok(None);
         }
     }
     let mut replace = transaction
@@ -156,5 +156,5 @@ fn write(transaction: &Transaction<'_>, group: &[Write]) -> rusqlite::Result<boo
         let quota = quota.to_string();
         replace.execute(params![scope, key.as_bytes(), window, start, end, used, until, quota])?;
     }
-    Ok(true)
+    Ok(Some(0))
 }

@@ -117,14 +117,24 @@ impl Step {
 
     /// Leaves out questions that are no longer wanted.
     pub(super) fn decide<'a>(
-        mut self,
+        &mut self,
         asked: impl Iterator<Item = Option<&'a Asked>>,
         now: u64,
         had: &[Option<State>],
     ) -> DecidedStep {
         let mut states = had.to_vec();
-        let decide = |(asked, places): (Option<&Asked>, &mut Vec<_>)| match asked {
-            Some(asked) => asked.decide(now, places, &mut states),
+        let mut most = vec![i64::MAX; had.len()];
+        let decide = |(asked, places): (Option<&Asked>, &mut Vec<usize>)| match asked {
+            Some(asked) => {
+                let decision = asked.decide(now, places, &mut states);
+                let is_alone = places.len() == 1 && decision.is_some();
+                let mut of = places.iter();
+                asked.each_counter(|_, quota| {
+                    let limit = if is_alone && quota.is_plain() { quota.limit() as i64 } else { 0 };
+                    of.next().into_iter().for_each(|of| most[*of] = most[*of].min(limit));
+                });
+                decision
+            }
             None => {
                 places.clear();
                 None
@@ -143,12 +153,26 @@ impl Step {
                     groups.push(Vec::new());
                 }
                 let (counter, quota) = (counter.clone(), self.quotas[place]);
-                groups[group].push(Write { counter, quota, had: had[place], state });
+                // Within one window, what has passed passes as long as all of it is in the limit, and
+                // what was refused is refused.
+                let times = |of: State| (of.start, of.end, of.until);
+                let runs = |had: State| had.used >= 0 && times(had) == times(state);
+                let room = if had[place].is_some_and(runs) { most[place] - state.used } else { 0 };
+                let room = room.max(0) as u64;
+                groups[group].push(Write { counter, quota, had: had[place], state, room });
             }
         }
         let group = |places: &Vec<usize>| places.first().and_then(|place| group_of[joined[*place]]);
         let answers = self.places.iter().map(group).zip(decisions).collect();
         DecidedStep { groups, answers }
+    }
+
+    /// Others have taken more of a counter before it was written.
+    pub(super) fn note_more(&self, write: &Write, more: Option<u64>, had: &mut [Option<State>]) {
+        let place = self.counters.iter().position(|of| *of == write.counter);
+        if let Some(had) = place.and_then(|place| had[place].as_mut()) {
+            had.used += more.unwrap_or(0).min(write.room) as i64;
+        }
     }
 
     /// For each counter the first of those that it has to be written with.
