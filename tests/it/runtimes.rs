@@ -72,7 +72,7 @@ async fn ask_a_store_that_is_late(runtime: Runtime) {
 
 /// The limits of this store are charged in order.
 async fn ask_for_two_limits(runtime: Runtime) {
-    let store = Remote::around(Late(MemoryStore::new(), 250)).deadline(Duration::from_millis(400));
+    let store = Remote::around(Late(MemoryStore::new(), 600)).deadline(Duration::from_millis(900));
     let limits = ["a", "b", "c"].map(|name| Quota::per_minute(5).name(name).key(Key::global()));
     let layer = FixedWindowLayer::new(Limits::new(limits).store(store)).expose_decision();
     let service = layer.layer(service_fn(move |request: Request<Body>| {
