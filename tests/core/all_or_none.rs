@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, UNIX_EPOCH};
 
 use allocation_counter::measure;
-use tower_fixed_window::store::{Account, Charge, OnStoreFailure, Remote, Scope, Store};
+use tower_fixed_window::store::{Account, Charge, OnStoreFailure, Scope, Store};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, Quota, Quotas,
@@ -14,7 +14,7 @@ use tower_fixed_window::{
 use tower_fixed_window_conformance::InOrder;
 
 use crate::answer;
-use crate::database::Database;
+use crate::simulated_server::Server;
 
 /// An hour begins, and with it a minute.
 const NOW_MS: u64 = 1_699_999_200_000;
@@ -210,19 +210,6 @@ fn a_line_has_the_quotas_of_its_plan_and_is_settled_by_them() {
 }
 
 #[test]
-fn a_limit_without_a_line_takes_no_part() {
-    let limits = gateway();
-    assert!(answer(limits.check([Line::new("cents", "ann", 50)])).allowed());
-    let decision =
-        answer(limits.check([Line::new("tokens", "acme", 7), Line::new("requests", "acme", 1)]));
-    assert!(decision.allowed() && decision.of("cents").is_none());
-    assert_eq!(used(&limits), [1, 7, 50]);
-    let peek = answer(limits.peek(lines(1)));
-    assert_eq!((peek.allowed(), peek.name()), (false, "cents"));
-    assert_eq!(used(&limits), [1, 7, 50]);
-}
-
-#[test]
 fn lines_that_name_no_limit_or_one_twice_are_an_error_and_charge_nothing() {
     let limits = gateway();
     let line = |name| Line::new(name, "acme", 1);
@@ -238,17 +225,6 @@ fn lines_that_name_no_limit_or_one_twice_are_an_error_and_charge_nothing() {
         assert!(error.contains("line"), "{error}");
         assert_eq!(used(&limits), [0; 3]);
     }
-}
-
-#[test]
-fn eight_limits_are_charged_together() {
-    const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
-    let limits = limits(NAMES.map(|name| (name, Quota::per_minute(2).into())));
-    for passes in [true, true, false] {
-        let decision = answer(limits.check(NAMES.map(|name| Line::new(name, "acme", 1))));
-        assert_eq!((decision.allowed(), decision.limits().count()), (passes, 8));
-    }
-    assert_eq!(NAMES.map(|name| answer(limits.of(name).peek("acme")).used()), [2; 8]);
 }
 
 #[test]
@@ -360,10 +336,10 @@ fn check(limits: &Limits, tokens: u64) -> Result<Decision, StoreError> {
 
 #[test]
 fn what_is_known_of_one_limit_refuses_all_without_a_call() {
-    let database = Database::start();
-    let limits = far(Remote::around(database.clone()));
+    let server = Server::start();
+    let limits = far(server.node());
     assert!(check(&limits, 900).expect("it answers").allowed());
-    assert_eq!(database.calls(), 1, "one step");
+    assert_eq!(server.calls(), 1, "one step");
     let refused = check(&limits, 200).expect("it answers");
     assert!(refused.of("requests").expect("it took part").allowed());
     for _ in 0..100 {
@@ -371,7 +347,7 @@ fn what_is_known_of_one_limit_refuses_all_without_a_call() {
         assert_eq!(refused.name(), "tokens");
         assert!(refused.of("requests").is_none() && refused.retry_at().is_some());
     }
-    assert_eq!(database.calls(), 2);
+    assert_eq!(server.calls(), 2);
     assert!(check(&limits, 100).expect("it answers").allowed(), "it is less");
     assert!(!check(&limits, 1).expect("it answers").allowed());
     block_on(limits.of("tokens").reset("acme")).expect("it answers");
@@ -382,13 +358,13 @@ fn what_is_known_of_one_limit_refuses_all_without_a_call() {
 
 #[test]
 fn a_store_that_fails_stands_in_for_all_limits_or_for_none() {
-    let database = Database::start();
-    let store = Remote::around(database.clone()).deadline(Duration::from_secs(9));
+    let server = Server::start();
+    let store = server.node().deadline(Duration::from_secs(9));
     let here = far(store.clone());
     let nowhere = far(store.on_failure(OnStoreFailure::Deny));
     assert!(check(&here, 900).expect("it answers").allowed());
     for scope in ["requests", "tokens"] {
-        database.fail(scope, true);
+        server.fail(scope, true);
     }
     assert!(check(&nowhere, 1).is_err());
     for (tokens, passes) in [(900, true), (900, false), (100, true)] {
@@ -399,11 +375,11 @@ fn a_store_that_fails_stands_in_for_all_limits_or_for_none() {
     // Both limits of one step: the refused one took nothing of the other.
     let decision = check(&here, 0).expect("memory answers");
     assert_eq!(decision.of("requests").expect("it took part").used(), 3);
-    let calls = database.calls();
+    let calls = server.calls();
     for _ in 0..20 {
         assert!(check(&here, 0).expect("memory answers").is_local());
     }
-    assert!(database.calls() <= calls + 5, "the breaker opens");
+    assert!(server.calls() <= calls + 5, "the breaker opens");
 }
 
 /// The same decision, whether a store charges several limits in one step or in order.

@@ -21,66 +21,87 @@ fn state(start: i64, used: i64, until: i64) -> State {
     state
 }
 
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Fault {
-    None,
+/// A kind of store for each fault, and a test that the suite refuses it.
+macro_rules! faults {
+    ($($(#[$what:meta])* $test:ident: $fault:ident),* $(,)?) => {
+        #[derive(Clone, Copy, PartialEq, Debug)]
+        enum Fault {
+            None,
+            /// No fault: several limits are charged in one step. Those with other faults charge in order.
+            InOneStep,
+            $($(#[$what])* $fault,)*
+        }
+
+        mod the_suite_refuses_a_store_that {
+            use super::*;
+
+            $(
+                #[test]
+                fn $test() {
+                    let passed = catch_unwind(AssertUnwindSafe(|| suite(Fault::$fault))).is_ok();
+                    assert!(!passed, "the suite has not noticed: {:?}", Fault::$fault);
+                }
+            )*
+        }
+    };
+}
+
+faults! {
     /// Other charges come between reading and writing.
-    ChargesInTwoSteps,
-    AdjustsInTwoSteps,
+    charges_in_two_steps: ChargesInTwoSteps,
+    adjusts_in_two_steps: AdjustsInTwoSteps,
     /// Each quota is charged by itself, so a refusal by one quota takes tokens from another.
-    ChargesQuotaByQuota,
-    WritesTheFirstQuotaOnly,
-    ForgetsAtTheWindowsEnd,
-    ForgetsAMinuteEarly,
-    ForgetsWhatIsRefundedToNothing,
-    NeverForgets,
-    FindsByLimit,
-    FindsByPosition,
-    FindsWithoutScope,
-    FindsWithoutKey,
-    FindsWithoutWindow,
-    FindsWithoutAnchor,
-    FindsByScopeAndKeyRunTogether,
-    RefundsTwice,
-    RefundsNothing,
-    RefundsIntoNothing,
-    IgnoresTrueCosts,
-    PeeksTake,
-    PeeksOpenWindows,
-    ResetsEverything,
-    ResetsTheScope,
-    ResetsByPattern,
+    charges_quota_by_quota: ChargesQuotaByQuota,
+    writes_the_first_quota_only: WritesTheFirstQuotaOnly,
+    forgets_at_the_windows_end: ForgetsAtTheWindowsEnd,
+    forgets_a_minute_early: ForgetsAMinuteEarly,
+    forgets_what_is_refunded_to_nothing: ForgetsWhatIsRefundedToNothing,
+    never_forgets: NeverForgets,
+    finds_by_limit: FindsByLimit,
+    finds_by_position: FindsByPosition,
+    finds_without_scope: FindsWithoutScope,
+    finds_without_key: FindsWithoutKey,
+    finds_without_window: FindsWithoutWindow,
+    finds_without_anchor: FindsWithoutAnchor,
+    finds_by_scope_and_key_run_together: FindsByScopeAndKeyRunTogether,
+    refunds_twice: RefundsTwice,
+    refunds_nothing: RefundsNothing,
+    refunds_into_nothing: RefundsIntoNothing,
+    ignores_true_costs: IgnoresTrueCosts,
+    charges_on_a_peek: PeeksTake,
+    opens_windows_on_a_peek: PeeksOpenWindows,
+    resets_everything: ResetsEverything,
+    resets_the_scope: ResetsTheScope,
+    resets_by_pattern: ResetsByPattern,
     /// As where rows are found by the first bytes of a key.
-    ResetsLongerKeys,
-    ResetsTheFirstQuotaOnly,
-    ResetsTheQuotasChargedLast,
-    ResetsNothing,
-    NeverReserves,
-    AlwaysReserves,
-    /// No fault: several limits are charged in one step.
-    InOneStep,
+    resets_longer_keys: ResetsLongerKeys,
+    resets_the_first_quota_only: ResetsTheFirstQuotaOnly,
+    resets_the_quotas_charged_last: ResetsTheQuotasChargedLast,
+    resets_nothing: ResetsNothing,
+    never_reserves: NeverReserves,
+    always_reserves: AlwaysReserves,
     /// Each limit is charged by itself, so a limit that passes keeps its tokens though another one
     /// refuses.
-    ChargesLimitByLimit,
-    ChargesLimitsInTwoSteps,
-    WritesTheFirstLimitOnly,
-    AClockThatNeverStepsBack,
+    charges_limit_by_limit: ChargesLimitByLimit,
+    charges_limits_in_two_steps: ChargesLimitsInTwoSteps,
+    writes_the_first_limit_only: WritesTheFirstLimitOnly,
+    has_a_clock_that_never_steps_back: AClockThatNeverStepsBack,
     // Of one handle, these are right.
-    LocksForEachHandle,
+    locks_for_each_handle: LocksForEachHandle,
     /// As `SELECT .. FOR UPDATE` does.
-    LocksOnlyWhatIsThere,
-    RemembersStatesInEachHandle,
-    ReadsTheNodesClock,
-    ReadsAStaleCopy,
-    LosesRefundsBetweenNodes,
-    ResetsForOneHandle,
-    RetriesAConflictTwice,
+    locks_only_what_is_there: LocksOnlyWhatIsThere,
+    remembers_states_in_each_handle: RemembersStatesInEachHandle,
+    reads_the_nodes_clock: ReadsTheNodesClock,
+    reads_a_stale_copy: ReadsAStaleCopy,
+    loses_refunds_between_nodes: LosesRefundsBetweenNodes,
+    resets_for_one_handle: ResetsForOneHandle,
+    retries_a_conflict_twice: RetriesAConflictTwice,
     /// Of what it has read it compares the tokens only, which may be the same in the next window.
-    ComparesOnlyTokens,
-    SetsTheExpiryOnce,
-    AnswersInTheWrongOrder,
+    compares_only_tokens: ComparesOnlyTokens,
+    sets_the_expiry_once: SetsTheExpiryOnce,
+    answers_in_the_wrong_order: AnswersInTheWrongOrder,
     /// As a table without a column for it.
-    DropsTheStoredEnd,
+    drops_the_stored_end: DropsTheStoredEnd,
 }
 
 struct Faulty {
@@ -359,7 +380,6 @@ impl Store for Faulty {
         }))
     }
 
-    /// Stores with other faults charge in order.
     fn charges_together(&self) -> bool {
         use Fault::{
             ChargesLimitByLimit, ChargesLimitsInTwoSteps, InOneStep, WritesTheFirstLimitOnly,
@@ -489,69 +509,6 @@ fn the_shared_traces_pass_at_every_size_and_for_every_seed() {
 fn a_simple_correct_store_passes_the_suite() {
     suite(Fault::None);
     suite(Fault::InOneStep);
-}
-
-macro_rules! refused {
-    ($($test:ident: $fault:ident),* $(,)?) => {$(
-        #[test]
-        fn $test() {
-            let passed = catch_unwind(AssertUnwindSafe(|| suite(Fault::$fault))).is_ok();
-            assert!(!passed, "the suite has not noticed: {:?}", Fault::$fault);
-        }
-    )*};
-}
-
-mod the_suite_refuses_a_store_that {
-    use super::*;
-
-    refused! {
-        charges_in_two_steps: ChargesInTwoSteps,
-        adjusts_in_two_steps: AdjustsInTwoSteps,
-        charges_quota_by_quota: ChargesQuotaByQuota,
-        writes_the_first_quota_only: WritesTheFirstQuotaOnly,
-        forgets_at_the_windows_end: ForgetsAtTheWindowsEnd,
-        forgets_a_minute_early: ForgetsAMinuteEarly,
-        forgets_what_is_refunded_to_nothing: ForgetsWhatIsRefundedToNothing,
-        never_forgets: NeverForgets,
-        finds_by_limit: FindsByLimit,
-        finds_by_position: FindsByPosition,
-        finds_without_scope: FindsWithoutScope,
-        finds_without_key: FindsWithoutKey,
-        finds_without_window: FindsWithoutWindow,
-        finds_without_anchor: FindsWithoutAnchor,
-        finds_by_scope_and_key_run_together: FindsByScopeAndKeyRunTogether,
-        refunds_twice: RefundsTwice,
-        refunds_nothing: RefundsNothing,
-        refunds_into_nothing: RefundsIntoNothing,
-        ignores_true_costs: IgnoresTrueCosts,
-        charges_on_a_peek: PeeksTake,
-        opens_windows_on_a_peek: PeeksOpenWindows,
-        resets_everything: ResetsEverything,
-        resets_the_scope: ResetsTheScope,
-        resets_by_pattern: ResetsByPattern,
-        resets_longer_keys: ResetsLongerKeys,
-        resets_the_first_quota_only: ResetsTheFirstQuotaOnly,
-        resets_the_quotas_charged_last: ResetsTheQuotasChargedLast,
-        resets_nothing: ResetsNothing,
-        never_reserves: NeverReserves,
-        always_reserves: AlwaysReserves,
-        charges_limit_by_limit: ChargesLimitByLimit,
-        charges_limits_in_two_steps: ChargesLimitsInTwoSteps,
-        writes_the_first_limit_only: WritesTheFirstLimitOnly,
-        has_a_clock_that_never_steps_back: AClockThatNeverStepsBack,
-        locks_for_each_handle: LocksForEachHandle,
-        locks_only_what_is_there: LocksOnlyWhatIsThere,
-        remembers_states_in_each_handle: RemembersStatesInEachHandle,
-        reads_the_nodes_clock: ReadsTheNodesClock,
-        reads_a_stale_copy: ReadsAStaleCopy,
-        loses_refunds_between_nodes: LosesRefundsBetweenNodes,
-        resets_for_one_handle: ResetsForOneHandle,
-        retries_a_conflict_twice: RetriesAConflictTwice,
-        compares_only_tokens: ComparesOnlyTokens,
-        sets_the_expiry_once: SetsTheExpiryOnce,
-        answers_in_the_wrong_order: AnswersInTheWrongOrder,
-        drops_the_stored_end: DropsTheStoredEnd,
-    }
 }
 
 #[test]

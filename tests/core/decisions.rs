@@ -57,35 +57,6 @@ fn a_decision_describes_the_quota_that_governs_it() {
     assert_eq!(text(refused), "rate limit exceeded: 7 of 7 used, retry in 3540s");
 }
 
-/// With any number of quotas, what a decision says is the governing one's.
-#[test]
-fn each_of_four_quotas_governs_when_it_is_the_tightest() {
-    for tightest in 0..4 {
-        let mut limits = [140, 130, 120, 110];
-        limits[tightest] = 7;
-        let [second, minute, hour, day] = limits;
-        let quotas = Quota::per_second(second).and(Quota::per_minute(minute));
-        let quotas = quotas.and(Quota::per_hour(hour)).and(Quota::per_day(day));
-        let limiter =
-            Limit::new(quotas).store(MemoryStore::new().clock(ManualClock::at_ms(HOUR_MS)));
-        let decision = charge(&limiter, "alice", 3, false).0;
-        assert_eq!((decision.limit(), decision.used(), decision.remaining()), (7, 3, 4));
-        assert_eq!(decision.reset_at(), decision.usage()[tightest].reset_at());
-    }
-}
-
-#[test]
-fn a_reservation_is_ready_when_its_window_begins() {
-    let limiter = Limit::new(Quota::per_minute(5).reserve_up_to(10))
-        .store(MemoryStore::new().clock(ManualClock::at_ms(HOUR_MS + 20_000)));
-    let ready = [5, 5, 5].map(|cost| {
-        let (decision, _) = charge(&limiter, "alice", cost, true);
-        assert!(decision.allowed());
-        decision.ready_after().as_secs()
-    });
-    assert_eq!(ready, [0, 40, 100]);
-}
-
 #[test]
 fn decisions_that_differ_in_one_thing_are_not_equal() {
     let clock = ManualClock::at_ms(HOUR_MS);
@@ -110,15 +81,4 @@ fn the_debug_text_of_a_decision_names_its_parts() {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     assert!(!text.contains("alice"));
-}
-
-/// S8: the window that ends would let a key begin anew, and the limit is still 0 then.
-#[test]
-fn a_limit_of_0_refuses_for_good_a_cost_within_its_capacity() {
-    let store = MemoryStore::new().clock(ManualClock::at_ms(HOUR_MS));
-    let limiter = Limit::new(Quota::per_minute(5).rollover_up_to(9)).store(store);
-    assert!(answer(limiter.check("alice")).allowed());
-    let zero = limiter.with_quotas(Quota::per_minute(0).rollover_up_to(9));
-    let refused = answer(zero.check("alice"));
-    assert_eq!((refused.allowed(), refused.retry_at()), (false, None));
 }

@@ -7,10 +7,13 @@ use futures_util::future::FutureExt;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_fixed_window::store::{Remote, Reply, Store as AnyStore};
+use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     Clock, KeptReceipt, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, OnStoreFailure,
     Quota, Quotas, Receipt,
 };
+
+use crate::pairs::Down;
 
 const NOW: u64 = 1_700_000_040_000;
 
@@ -92,42 +95,6 @@ fn another_process_settles_and_refunds_what_one_has_charged() {
     }
 }
 
-#[test]
-fn a_kept_receipt_has_the_decision_of_the_receipt() {
-    let store = Store::new();
-    let quotas = Quota::per_minute(10).reserve_up_to(20).and(Quota::per_hour(100));
-    let limiter = store.process(quotas);
-    for cost in [0, 4, 6, 10] {
-        let receipt = answer(limiter.reserve("alice", cost)).expect("it passes");
-        let decision = receipt.decision().clone();
-        let restored = Receipt::from(read(&to_json(receipt)));
-        assert_eq!(restored.decision(), &decision, "cost {cost}");
-        assert_eq!(restored.decision().granted(), cost);
-    }
-    assert!(answer(limiter.peek("alice")).usage()[0].used() > 10, "some of it was reserved");
-}
-
-#[test]
-fn a_kept_receipt_refunds_nothing_after_its_window() {
-    let store = Store::new();
-    let limiter = store.process(Quota::per_minute(10));
-    let kept = to_json(answer(limiter.charge("alice", 5)).expect("it passes"));
-    store.clock.advance(Duration::from_secs(60));
-    let _ = answer(limiter.charge("alice", 5));
-    answer(limiter.refund(read(&kept)));
-    assert_eq!(answer(limiter.peek("alice")).used(), 5);
-}
-
-#[test]
-fn a_kept_receipt_may_be_of_a_window_that_the_last_instant_cuts_short() {
-    let store = Store::new();
-    store.clock.set_ms((1 << 53) - 10);
-    let limiter = store.process(Quota::per_minute(10));
-    let kept = to_json(answer(limiter.charge("alice", 5)).expect("it passes"));
-    answer(limiter.settle(read(&kept), 3));
-    assert_eq!(answer(limiter.peek("alice")).used(), 3);
-}
-
 /// A kept receipt also says which tokens came from a count shared with other keys, which can be
 /// refunded for another time.
 #[test]
@@ -144,6 +111,14 @@ fn a_receipt_is_the_same_after_it_was_kept_twice() {
     }
     // In the end, neither quota has an entry of its own.
     assert!(shared[0] > 0 && shared[3] > 50, "{shared:?}");
+}
+
+/// The store knows nothing of what was counted in its place.
+#[test]
+fn a_receipt_of_a_local_decision_cannot_be_kept() {
+    let limiter = Quota::per_day(10).name("jobs").store(Remote::around(Down));
+    let receipt = block_on(limiter.charge("alice", 5)).expect("memory answers").expect("it passes");
+    assert!(receipt.decision().is_local() && receipt.keep().is_err());
 }
 
 #[test]

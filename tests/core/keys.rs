@@ -159,20 +159,6 @@ fn the_hash_of_staggered_windows_is_pinned() {
 }
 
 #[test]
-fn parts_of_a_key_never_collide() {
-    assert_ne!(Key::from(("a", "bc")), Key::from(("ab", "c")));
-    assert_ne!(Key::from(("a", "")), Key::from(("", "a")));
-    assert_ne!(Key::from(("a", "")), Key::from("a"));
-    assert_ne!(Key::from("127.0.0.1"), Key::from(address("127.0.0.1")));
-    assert_ne!(Key::from("7"), Key::from(7_u64));
-    assert_ne!(Key::from(7_i64), Key::from(-7_i64));
-    // A text that looks like the encoding of two parts.
-    assert_ne!(Key::from("a\u{0}t\u{1}b"), Key::from(("a\u{0}", "b")));
-    assert_ne!(Key::secret("alice"), Key::from("alice"));
-    assert_ne!(Key::hmac("a", "alice"), Key::hmac("b", "alice"));
-}
-
-#[test]
 fn debug_output_does_not_show_a_key() {
     let key = Key::from(("alice", 4_711_u64, address("10.1.2.3")));
     assert_eq!(format!("{key:?}"), "Key(..)");
@@ -321,27 +307,6 @@ proptest! {
         prop_assert_eq!(one.readable() == other.readable(), a == b);
         prop_assert_eq!(from_tuples(&a), one);
     }
-}
-
-/// A tenant, a user of it, or both may be unknown, and a client may choose each.
-#[test]
-fn an_absent_part_never_meets_a_value_of_its_neighbour() {
-    let optional = |name| header(name).or(Key::global());
-    let pair = (optional("x-tenant"), optional("x-user"));
-    let nested = (header("x-tenant"), (optional("x-user"), optional("x-app")));
-    let found = |extractor: &dyn KeyExtractor, headers: &[(&str, &str)]| {
-        let request =
-            headers.iter().fold(Request::get("/"), |r, (name, value)| r.header(*name, *value));
-        let (parts, ()) = request.body(()).expect("a request").into_parts();
-        let mut key = Key::default();
-        extractor.extract(&parts, &mut key).map(|()| key)
-    };
-    assert_ne!(found(&pair, &[("x-tenant", "7")]), found(&pair, &[("x-user", "7")]));
-    assert_ne!(found(&pair, &[]), found(&pair, &[("x-user", "7")]));
-    let both = [("x-tenant", "7"), ("x-user", "7")];
-    assert_ne!(found(&pair, &both), found(&pair, &both[..1]));
-    let (user, app) = ([both[0], ("x-user", "1")], [both[0], ("x-app", "1")]);
-    assert_ne!(found(&nested, &user), found(&nested, &app));
 }
 
 /// A key in each way that it can be built: from its parts, copied, by a fallback after an extractor

@@ -6,7 +6,6 @@ mod arithmetic;
 mod calendars;
 mod concurrent_charges;
 mod conformance;
-mod database;
 mod decisions;
 mod edges;
 mod every_small_case;
@@ -23,7 +22,6 @@ mod reservations;
 mod saved;
 mod shared_calls;
 mod simulated_server;
-mod stored_procedure;
 mod trace;
 
 use std::ops::Range;

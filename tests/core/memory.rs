@@ -1,7 +1,7 @@
 //! The store in memory: exact under concurrency, bounded by construction, without allocations.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
@@ -16,53 +16,6 @@ use tower_fixed_window::{
 use crate::{answer, sized};
 
 const NOW_MS: u64 = 1_700_000_040_000;
-
-#[test]
-fn a_token_that_one_of_two_quotas_has_saved_is_carried_over_once() {
-    let clock = ManualClock::at_ms(NOW_MS);
-    let quotas =
-        Quota::per_minute(10).rollover_up_to(20).and(Quota::per_hour(10).rollover_up_to(20));
-    let limiter = quotas.name("saves").store(MemoryStore::new().clock(clock.clone()));
-    // The first one takes what a new key has saved: nothing has to be carried over then.
-    for cost in [10, 1] {
-        assert!(answer(limiter.charge("alice", cost)).is_ok());
-    }
-    clock.advance(Duration::from_secs(60));
-    assert_eq!(answer(limiter.peek("alice")).usage()[0].remaining(), 19);
-}
-
-#[test]
-fn eight_threads_and_fifty_thousand_key_windows_admit_exactly_the_limit() {
-    const THREADS: usize = 8;
-    const KEYS: u64 = 10_000;
-    const WINDOWS: u64 = 5;
-    const LIMIT: u64 = 8;
-
-    let clock = ManualClock::at_ms(NOW_MS);
-    let store = MemoryStore::with_max_keys(100_000).clock(clock.clone());
-    let limiter = Quota::per_minute(LIMIT).name("exact").store(store);
-    for window in 0..WINDOWS {
-        let passed: Vec<AtomicU32> = (0..KEYS).map(|_| AtomicU32::new(0)).collect();
-        std::thread::scope(|scope| {
-            for thread in 0..THREADS as u64 {
-                let (limiter, passed) = (&limiter, &passed);
-                scope.spawn(move || {
-                    // Twice the limit in total, with concurrent threads at each key.
-                    for key in 0..KEYS {
-                        for _ in 0..2 * LIMIT / THREADS as u64 + thread % 2 {
-                            if answer(limiter.check(key)).allowed() {
-                                passed[key as usize].fetch_add(1, Ordering::Relaxed);
-                            }
-                        }
-                    }
-                });
-            }
-        });
-        let wrong = passed.iter().filter(|n| n.load(Ordering::Relaxed) != LIMIT as u32).count();
-        assert_eq!(wrong, 0, "keys with more or less than {LIMIT}, in window {window}");
-        clock.advance(Duration::from_secs(60));
-    }
-}
 
 /// 20 million keys through a store of a million, in full size with `FULL_SIZE=1` (some seconds
 /// when optimised), a twentieth of it else.
@@ -291,37 +244,6 @@ fn a_limiter_takes_little_memory_before_its_first_charge() {
     let [own, shared] =
         [bytes(&|n| Limiter::new(limit(n))), bytes(&|n| limit(n).store(shared.clone()))];
     assert!(own < 3_800 && shared < 3_200, "{own} bytes, and {shared} on a shared store");
-}
-
-#[test]
-fn a_clock_that_was_a_year_ahead_refuses_no_client_for_a_year() {
-    const YEAR: u64 = 365 * 24 * 3_600_000;
-    let clock = ManualClock::at_ms(NOW_MS + YEAR);
-    let limiter = Limit::new(Quota::per_minute(5)).store(MemoryStore::new().clock(clock.clone()));
-    for _ in 0..5 {
-        assert!(answer(limiter.check("alice")).allowed());
-    }
-    clock.set_ms(NOW_MS);
-    let refused = answer(limiter.check("alice"));
-    assert!(!refused.allowed());
-    clock.advance(refused.retry_after().expect("some day"));
-    assert!(answer(limiter.check("alice")).allowed());
-}
-
-#[test]
-fn a_charge_is_corrected_under_the_quotas_that_decided_it_whichever_handle_does_it() {
-    let clock = ManualClock::at_ms(NOW_MS);
-    let free = Quota::per_minute(10).name("api");
-    let free = free.store(MemoryStore::new().clock(clock.clone()));
-    let pro = free.with_quotas(Quota::per_minute(1_000));
-    for (handle, key) in [(&free, "a"), (&pro, "b"), (&pro.with_quotas(Quota::per_minute(5)), "c")]
-    {
-        let receipt = answer(pro.charge(key, 1)).expect("it passes");
-        answer(handle.settle(receipt, 35));
-    }
-    clock.advance(std::time::Duration::from_secs(60));
-    // Under a limit of 10, most of 35 would be debt.
-    assert_eq!(["a", "b", "c"].map(|key| answer(free.peek(key)).used()), [0; 3]);
 }
 
 #[test]

@@ -13,15 +13,14 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::store::{Adjust, Charge, OnStoreFailure, Remote, Reply, Scope, Store};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
-    Clock, Decision, EmptyBody, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock,
+    Clock, Decision, EmptyBody, FixedWindowLayer, Key, Limiter, Limits, Line, ManualClock,
     MemoryStore, Quota, Receipt, StoreError, SystemClock,
 };
 
-use crate::database::Database;
 use crate::reference::{self, Ask, Grid, Model, Taken, Terms, together};
-use crate::simulated_server::TURN;
-use crate::sized;
+use crate::simulated_server::{Server, TURN};
 use crate::trace::{NAMES, Spec, answer_of, limits_of, ms, terms};
+use crate::{answer, sized};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -36,10 +35,10 @@ fn lines() -> [Line<'static>; 2] {
 #[tokio::test(start_paused = true)]
 async fn receipts_of_limits_shorten_what_other_nodes_remember() {
     for (in_turns, limits) in [(true, 1), (true, 2), (false, 1), (false, 2)] {
-        let database = if in_turns { Database::in_turns() } else { Database::start() };
+        let server = if in_turns { Server::in_turns() } else { Server::start() };
         let node = || {
             let all = [Quota::per_hour(1).name("far"), Quota::per_day(9).name("all")];
-            Limits::new(all.into_iter().take(limits)).store(Remote::around(database.clone()))
+            Limits::new(all.into_iter().take(limits)).store(server.node())
         };
         let (here, there, lines) = (node(), node(), &lines()[..limits]);
         sleep(SECOND).await;
@@ -57,8 +56,8 @@ async fn receipts_of_limits_shorten_what_other_nodes_remember() {
 
 #[tokio::test(start_paused = true)]
 async fn a_remembered_debt_that_a_group_of_a_larger_plan_has_ended() {
-    let database = Database::start();
-    let (here, there) = (Remote::around(database.clone()), Remote::around(database.clone()));
+    let server = Server::start();
+    let (here, there) = (server.node(), server.node());
     let quota = Quota::per_minute(10).reserve_up_to(20);
     let limits =
         Limits::new([quota.name("far"), Quota::per_day(99).name("all")]).store(here.clone());
@@ -79,15 +78,15 @@ async fn a_remembered_debt_that_a_group_of_a_larger_plan_has_ended() {
 #[tokio::test(start_paused = true)]
 async fn a_shard_that_fails_open_fails_only_its_own_limit() {
     for first in [true, false] {
-        let database = Database::in_turns();
-        let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Allow);
+        let server = Server::in_turns();
+        let store = server.node().on_failure(OnStoreFailure::Allow);
         let limit = |name: &str| Quota::per_hour(2).name(name).key(Key::global());
         let limits =
             if first { [limit("down"), limit("well")] } else { [limit("well"), limit("down")] };
         let limits = Limits::new(limits).store(store);
         let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
         let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
-        database.fail("down", true);
+        server.fail("down", true);
         let mut passed = 0;
         for _ in 0..10 {
             let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;
@@ -101,11 +100,11 @@ async fn a_shard_that_fails_open_fails_only_its_own_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_local_receipt_is_refunded_by_a_clone_with_another_policy() {
     for policy in [OnStoreFailure::Local, OnStoreFailure::Deny, OnStoreFailure::Allow] {
-        let database = Database::start();
-        let store = Remote::around(database.clone());
+        let server = Server::start();
+        let store = server.node();
         let a = Quota::per_hour(5).name("far").store(store.clone());
         let b = Quota::per_hour(5).name("far").store(store.on_failure(policy));
-        database.fail("far", true);
+        server.fail("far", true);
         let receipt = a.charge("alice", 3).await.expect("it answers").expect("it passes");
         assert!(receipt.decision().is_local());
         b.refund(receipt).await.expect("it answers");
@@ -113,45 +112,53 @@ async fn a_local_receipt_is_refunded_by_a_clone_with_another_policy() {
     }
 }
 
-#[tokio::test]
-async fn a_correction_after_a_keys_own_quotas_have_ended() {
-    let clock = ManualClock::at_ms(TURN);
-    let base = Limit::new(Quota::per_minute(10))
-        .name("far")
-        .store(MemoryStore::new().clock(clock.clone()));
-    base.set_key_quotas_until(
-        "alice",
-        Quota::per_minute(1_000),
-        UNIX_EPOCH + Duration::from_millis(TURN + 30_000),
-    );
-    let receipt = base.charge("alice", 500).await.expect("it answers").expect("it passes");
-    clock.set_ms(TURN + 40_000);
-    base.settle(receipt, 600).await.expect("it answers");
-    clock.set_ms(TURN + 60_000);
-    assert_eq!(base.peek("alice").await.expect("it answers").used(), 0, "the key's own quotas");
-}
-
-#[tokio::test]
-async fn a_correction_after_a_key_has_got_quotas_of_its_own() {
-    let clock = ManualClock::at_ms(TURN);
-    let base = Quota::per_minute(100).name("far").store(MemoryStore::new().clock(clock.clone()));
-    let receipt = base.charge("alice", 50).await.expect("it answers").expect("it passes");
-    let until = UNIX_EPOCH + Duration::from_millis(TURN + 120_000);
-    base.set_key_quotas_until("alice", Quota::per_minute(10), until);
-    base.settle(receipt, 90).await.expect("it answers");
-    clock.set_ms(TURN + 60_000);
-    let used = base.peek("alice").await.expect("it answers").used();
-    assert_eq!(used, 0, "by the limit's quotas, which decided: no debt");
+/// Under a smaller limit, most of what is settled would be debt.
+#[test]
+fn a_charge_is_corrected_under_the_quotas_that_decided_it_whichever_handle_does_it() {
+    type Charging = fn(&Limiter) -> Limiter;
+    type Change = fn(&Limiter, &ManualClock);
+    fn own(limiter: &Limiter, limit: u64, until: u64) {
+        let until = UNIX_EPOCH + Duration::from_millis(TURN + until);
+        limiter.set_key_quotas_until("alice", Quota::per_minute(limit), until);
+    }
+    let cases: [(&str, u64, Charging, Change); 3] = [
+        ("by a plan", 10, |base| base.with_quotas(Quota::per_minute(1_000)), |_, _| {}),
+        ("the key gets its own", 1_000, Limiter::clone, |base, _| own(base, 10, 120_000)),
+        (
+            "the key's own have ended",
+            10,
+            |base| {
+                own(base, 1_000, 30_000);
+                base.clone()
+            },
+            |_, clock| clock.set_ms(TURN + 40_000),
+        ),
+    ];
+    for (what, limit, charging, change) in cases {
+        // What the limit itself has decided is corrected as the handle's limit is now (S10).
+        for handle in 0..if limit == 1_000 { 2 } else { 3 } {
+            let clock = ManualClock::at_ms(TURN);
+            let store = MemoryStore::new().clock(clock.clone());
+            let base = Quota::per_minute(limit).name("far").store(store);
+            let charging = charging(&base);
+            let receipt = answer(charging.charge("alice", 500)).expect("it passes");
+            change(&base, &clock);
+            let other = charging.with_quotas(Quota::per_minute(7));
+            answer([&base, &charging, &other][handle].settle(receipt, 600));
+            clock.set_ms(TURN + 60_000);
+            assert_eq!(answer(base.peek("alice")).used(), 0, "{what}, handle {handle}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_clone_with_a_longer_deadline_waits_as_long_as_it_says() {
-    let database = Database::start();
-    let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Deny);
+    let server = Server::start();
+    let store = server.node().on_failure(OnStoreFailure::Deny);
     let quick =
         Quota::per_hour(1_000).name("far").store(store.clone().deadline(Duration::from_millis(20)));
     let patient = Quota::per_hour(1_000).name("far").store(store.deadline(SECOND));
-    database.slow(50, 50);
+    server.slow(50, 50);
     let quick = tokio::spawn(async move { quick.check("alice").await.is_ok() });
     sleep(Duration::from_millis(5)).await;
     assert!(patient.check("alice").await.is_ok());
@@ -168,15 +175,15 @@ fn ok_service()
 #[tokio::test(start_paused = true)]
 async fn a_true_cost_warns_while_the_store_fails() {
     for fails in [false, true] {
-        let database = Database::start();
-        let store = Remote::around(database.clone());
+        let server = Server::start();
+        let store = server.node();
         let warned = Arc::new(AtomicU64::new(0));
         let of = Arc::clone(&warned);
         let far = Quota::per_hour(10).name("far").warn_at(80, move |_| {
             of.fetch_add(1, Ordering::SeqCst);
         });
         let far = far.store(store);
-        database.fail("far", fails);
+        server.fail("far", fails);
         let receipt = far.charge("alice", 1).await.expect("it answers").expect("it passes");
         far.settle(receipt, 9).await.expect("it answers");
         sleep(SECOND).await;
@@ -188,19 +195,19 @@ async fn a_true_cost_warns_while_the_store_fails() {
 #[tokio::test(start_paused = true)]
 async fn a_true_cost_does_not_warn_by_counts_of_which_it_is_no_part() {
     for fails in [false, true] {
-        let database = Database::start();
+        let server = Server::start();
         let limit = Quota::per_hour(10).name("far");
-        let others = limit.clone().store(Remote::around(database.clone()));
+        let others = limit.clone().store(server.node());
         let warned = Arc::new(AtomicU64::new(0));
         let of = Arc::clone(&warned);
         let far = limit.warn_at(80, move |_| {
             of.fetch_add(1, Ordering::SeqCst);
         });
-        let far = far.store(Remote::around(database.clone()));
-        database.fail("far", fails);
+        let far = far.store(server.node());
+        server.fail("far", fails);
         let receipt = far.charge("alice", 1).await.expect("it answers").expect("it passes");
         assert_eq!(receipt.decision().is_local(), fails);
-        database.fail("far", false);
+        server.fail("far", false);
         sleep(60 * SECOND).await;
         let cost = if fails { 8 } else { 6 };
         assert!(others.charge("alice", cost).await.expect("it answers").is_ok());
@@ -214,8 +221,8 @@ async fn a_true_cost_does_not_warn_by_counts_of_which_it_is_no_part() {
 #[tokio::test(start_paused = true)]
 async fn a_settled_limit_without_a_layer_asks_again_after_a_second() {
     for kind in 0..3 {
-        let database = Database::start();
-        let store = Remote::around(database.clone());
+        let server = Server::start();
+        let store = server.node();
         let far = Quota::per_hour(1).name("far").settled();
         let all = Quota::per_hour(9).name("all");
         let limits = if kind == 2 { vec![far, all] } else { vec![far] };
@@ -228,19 +235,19 @@ async fn a_settled_limit_without_a_layer_asks_again_after_a_second() {
         sleep(SECOND).await;
         assert!(check().await && !check().await);
         sleep(7 * SECOND).await;
-        let calls = database.calls();
+        let calls = server.calls();
         assert!(!check().await);
-        assert_eq!(database.calls(), calls + 1, "{kind}");
+        assert_eq!(server.calls(), calls + 1, "{kind}");
     }
 }
 
 /// In turns, Local: a shard that fails stands in for its own limit only.
 #[tokio::test(start_paused = true)]
 async fn a_shard_that_fails_is_counted_in_memory_alone() {
-    let database = Database::in_turns();
+    let server = Server::in_turns();
     let limits = Limits::new([Quota::per_hour(5).name("down"), Quota::per_hour(2).name("well")])
-        .store(Remote::around(database.clone()));
-    database.fail("down", true);
+        .store(server.node());
+    server.fail("down", true);
     let lines = || ["down", "well"].map(|name| Line::new(name, "alice", 1));
     let mut passed = 0;
     for _ in 0..9 {
@@ -257,13 +264,13 @@ async fn a_shard_that_fails_is_counted_in_memory_alone() {
 /// A reset while a group is in flight.
 #[tokio::test(start_paused = true)]
 async fn a_reset_while_a_group_is_refused_is_seen() {
-    let database = Database::start();
-    let limits = two(Remote::around(database.clone()));
+    let server = Server::start();
+    let limits = two(server.node());
     assert!(limits.check(lines()).await.expect("it answers").allowed());
-    database.slow(0, 100);
+    server.slow(0, 100);
     let refused = tokio::spawn(limits.check(lines()));
     sleep(Duration::from_millis(5)).await;
-    database.slow(0, 0);
+    server.slow(0, 0);
     limits.of("far").reset("alice").await.expect("it answers");
     assert!(!refused.await.expect("no panic").expect("it answers").allowed());
     assert!(limits.check(lines()).await.expect("it answers").allowed());
@@ -272,12 +279,12 @@ async fn a_reset_while_a_group_is_refused_is_seen() {
 /// The request takes its turn by the limit whose shard is well, and waits for that one only.
 #[tokio::test(start_paused = true)]
 async fn a_queue_passes_by_the_limit_whose_shard_is_well() {
-    let database = Database::in_turns();
-    let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Allow);
+    let server = Server::in_turns();
+    let store = server.node().on_failure(OnStoreFailure::Allow);
     let limit = |name: &str| Quota::per_minute(2).name(name).key(Key::global());
     let limits = Limits::new([limit("down"), limit("well")]).store(store);
     let layer = FixedWindowLayer::new(&limits).reject(EmptyBody).queue(9, 90 * SECOND);
-    database.fail("down", true);
+    server.fail("down", true);
     sleep(SECOND).await;
     let start = Instant::now();
     let mut served = Vec::new();
@@ -291,12 +298,12 @@ async fn a_queue_passes_by_the_limit_whose_shard_is_well() {
 /// The next request of the same client is not refused by what the failed one had taken.
 #[tokio::test(start_paused = true)]
 async fn a_failure_returns_what_was_taken_before_it_is_answered() {
-    let database = Database::in_turns();
-    let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Deny);
+    let server = Server::in_turns();
+    let store = server.node().on_failure(OnStoreFailure::Deny);
     let limit = |name: &str| Quota::per_hour(1).name(name).key(Key::global());
     let limits = Limits::new([limit("well"), limit("down")]).store(store);
     let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
-    database.fail("down", true);
+    server.fail("down", true);
     for _ in 0..5 {
         let Ok(response) = layer.layer(ok_service()).oneshot(Request::new(())).await;
         assert_eq!(response.status(), 503);
@@ -307,14 +314,14 @@ async fn a_failure_returns_what_was_taken_before_it_is_answered() {
 #[tokio::test(start_paused = true)]
 async fn a_shadow_limit_counts_what_passes_since_other_shards_fail() {
     for more in [false, true] {
-        let database = Database::in_turns();
-        let store = Remote::around(database.clone()).on_failure(OnStoreFailure::Allow);
+        let server = Server::in_turns();
+        let store = server.node().on_failure(OnStoreFailure::Allow);
         let limit = |name: &str| Quota::per_hour(2).name(name).key(Key::global());
         let mut limits = vec![limit("down"), limit("shadow").shadow()];
         limits.extend(more.then(|| limit("well")));
         let limits = Limits::new(limits).store(store);
         let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
-        database.fail("down", true);
+        server.fail("down", true);
         let Ok(response) = layer.layer(ok_service()).oneshot(Request::new(())).await;
         assert_eq!(response.status(), 200);
         sleep(SECOND).await;
@@ -327,27 +334,27 @@ async fn a_shadow_limit_counts_what_passes_since_other_shards_fail() {
 #[tokio::test(start_paused = true)]
 async fn heads_that_can_not_use_what_is_left_do_not_ask_at_once_again() {
     for lines in [1, 2] {
-        let database = Database::in_turns();
+        let server = Server::in_turns();
         let far = Quota::per_minute(4).key(Key::global()).name("far").cost_fn(|parts| {
             parts.headers.get("cost").map_or(1, |cost| cost.to_str().unwrap().parse().unwrap())
         });
-        let far = far.store(Remote::around(database.clone()));
+        let far = far.store(server.node());
         let layer = || FixedWindowLayer::new(&far).reject(EmptyBody).queue(9, 600 * SECOND);
         let layers: Vec<_> = (0..lines).map(|_| layer()).collect();
         sleep(SECOND).await;
         assert!(far.charge(Key::global(), 3).await.expect("it answers").is_ok());
-        database.slow(20, 20);
+        server.slow(20, 20);
         for layer in layers.iter().flat_map(|layer| [layer; 4]) {
             let request = Request::get("/").header("cost", 3).body(()).unwrap();
             tokio::spawn(layer.layer(ok_service()).oneshot(request));
         }
         sleep(110 * SECOND).await;
-        assert!(database.calls() < 40 * lines, "{lines} lines: {} calls", database.calls());
+        assert!(server.calls() < 40 * lines, "{lines} lines: {} calls", server.calls());
     }
 }
 
 /// Fails at once.
-struct Down;
+pub(crate) struct Down;
 
 impl Store for Down {
     fn charge(&self, _: Charge<'_>) -> Reply<Decision> {

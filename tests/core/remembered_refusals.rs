@@ -10,17 +10,16 @@ use tower_fixed_window::{
     Clock, Decision, Key, Limit, Limiter, Limits, Line, ManualClock, OnStoreFailure, Quota, Quotas,
 };
 
-use crate::answer;
-use crate::simulated_server::{Node, Server, TURN};
+use crate::simulated_server::{Server, TURN};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Remembers refusals for as long as they are sure to be some.
-fn limiter(node: &Node, quotas: impl Into<Quotas>) -> Limiter {
+fn limiter(node: &Remote, quotas: impl Into<Quotas>) -> Limiter {
     limiter_on(node.clone().remember_refusals(Duration::MAX), quotas)
 }
 
-fn limiter_on(node: Node, quotas: impl Into<Quotas>) -> Limiter {
+fn limiter_on(node: Remote, quotas: impl Into<Quotas>) -> Limiter {
     Limit::new(quotas).name("far").store(node.on_failure(OnStoreFailure::Deny))
 }
 
@@ -241,11 +240,11 @@ async fn a_reset_clears_counts_of_the_fallback() {
     let limiter = |quotas: Quota| Limit::new(quotas).name("far").store(node.clone());
     let (one, other) = (limiter(Quota::per_minute(1)), limiter(Quota::per_hour(1)));
     let check = async || one.check("alice").await.expect("it answers").allowed();
-    server.set_down(true);
+    server.fail("far", true);
     assert!(check().await && !check().await);
-    server.set_down(false);
+    server.fail("far", false);
     other.reset("alice").await.expect("it answers");
-    server.set_down(true);
+    server.fail("far", true);
     assert!(
         check().await && !check().await,
         "counted here anew, and once for all of the store's clones"
@@ -287,10 +286,10 @@ async fn a_refusal_decided_before_a_reset_is_not_remembered_after_it() {
     let limiter = limiter(&server.node(), Quota::per_minute(1));
     assert!(allowed(&limiter).await);
     // The refusal is on its way back while the reset is sent and answered.
-    server.slow(1, 0..=0, 200..=200);
+    server.slow(0, 200);
     let refused = tokio::spawn(limiter.check("alice"));
     sleep(Duration::from_millis(1)).await;
-    server.slow(1, 0..=0, 0..=0);
+    server.slow(0, 0);
     limiter.reset("alice").await.expect("it answers");
     assert!(!refused.await.expect("no panic").expect("it answers").allowed());
     assert!(allowed(&limiter).await);
@@ -301,10 +300,10 @@ async fn a_reset_whose_future_is_dropped_still_applies() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(1));
     assert!(allowed(&limiter).await && !allowed(&limiter).await);
-    server.slow(1, 10..=10, 100..=100);
+    server.slow(10, 100);
     let reset = tokio::spawn(limiter.reset("alice"));
     sleep(Duration::from_millis(5)).await;
-    server.slow(1, 0..=0, 0..=0);
+    server.slow(0, 0);
     assert!(!allowed(&limiter).await, "not there yet");
     sleep(Duration::from_millis(50)).await;
     reset.abort();
@@ -339,7 +338,7 @@ async fn a_true_cost_that_raises_a_count_changes_the_remembered_times_at_once() 
 /// Tokens that one limit has given are returned when the next one refuses.
 #[tokio::test(start_paused = true)]
 async fn limits_that_are_charged_in_turns_ask_again_after_a_second() {
-    let server = Server::start();
+    let server = Server::in_turns();
     let limits = [Quota::per_hour(1).name("far"), Quota::per_day(9).name("all")];
     let limits = Limits::new(limits).store(server.node());
     let passes = async || {
@@ -417,10 +416,10 @@ async fn during_an_outage_remembered_refusals_hold_and_those_of_the_fallback_are
     let limiter = Quota::per_minute(1).name("far").store(node.clone());
     let spent = async |key| !limiter.check(key).await.expect("it answers").allowed();
     assert!(!spent("alice").await && spent("alice").await);
-    server.set_down(true);
+    server.fail("far", true);
     assert!(spent("alice").await, "not asked anew in memory");
     assert!(!spent("bob").await && spent("bob").await, "counted in memory");
-    server.set_down(false);
+    server.fail("far", false);
     advance(SECOND).await;
     assert!(!spent("bob").await, "the store has not refused bob");
 }
@@ -474,5 +473,5 @@ async fn a_remembered_refusal_ends_before_the_next_window_begins() {
 fn truth(server: &Server, quotas: &Quotas, cost: u64, reserve: bool) -> Decision {
     let (scope, key) = (Scope::named("far"), Key::from("alice"));
     let charge = Charge::new(Account::new(&scope, quotas, &key), cost).peeking();
-    answer(server.memory().charge(if reserve { charge.reserving() } else { charge }))
+    server.decide(if reserve { charge.reserving() } else { charge })
 }

@@ -27,47 +27,6 @@ fn start(receipt: &Receipt) -> i128 {
     ms(decision.ready_at().unwrap_or(decision.reset_at() - decision.reset_after()))
 }
 
-#[test]
-fn two_a_second_and_sixty_a_minute_never_start_ninety_in_a_minute() {
-    let clock = ManualClock::at_ms(TURN + 45_000);
-    let quotas =
-        Quota::per_second(2).reserve_up_to(1_000).and(Quota::per_minute(60).reserve_up_to(1_000));
-    let limiter = limiter(&clock, quotas);
-    let mut starts = HashMap::<i128, u32>::new();
-    for second in 45..180 {
-        clock.set_ms(TURN + second * 1_000);
-        while let (_, Some(receipt)) = charge(&limiter, "alice", 1, true) {
-            *starts.entry(start(&receipt) / 60_000).or_default() += 1;
-        }
-    }
-    let first = i128::from(TURN / 60_000);
-    assert_eq!([0, 1, 2].map(|minute| starts[&(first + minute)]), [30, 60, 60]);
-}
-
-/// S5: what stands above a limit that was lowered is no debt, so no later window is reserved.
-#[test]
-fn under_a_lowered_limit_tokens_come_back() {
-    let quotas = [
-        |limit| Quota::per_minute(limit).from_first_request().reserve_up_to(77),
-        |limit| Quota::per_minute(limit).reserve_up_to(77),
-        |limit| Quota::per_day(limit).reserve_up_to(77),
-    ];
-    for quota in quotas {
-        let limiter = limiter(&ManualClock::at_ms(TURN), quota(60));
-        let (_, first) = charge(&limiter, "alice", 2, false);
-        let (_, _second) = charge(&limiter, "alice", 2, false);
-        limiter.set_quotas(quota(2));
-        answer(limiter.refund(first.expect("it passed")));
-        assert_eq!(answer(limiter.peek("alice")).used(), 2, "{}", quota(2));
-        // A charge that takes nothing needs no later window either.
-        let (_, third) = charge(&limiter, "alice", 0, true);
-        assert_eq!(third.expect("it passed").decision().ready_after(), Duration::ZERO);
-        // Tokens of the next window do: then a count can't say where there is room again.
-        let (_, later) = charge(&limiter, "alice", 2, true);
-        assert!(later.is_some());
-    }
-}
-
 /// S14: without reservations for a while, or paused, a quota still has those that stand.
 #[test]
 fn what_is_reserved_stays_so_under_other_quotas() {

@@ -13,11 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tower_fixed_window::{
-    Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Weekday,
-};
+use tower_fixed_window::{Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas};
 
-use crate::{answer, charge};
+use crate::answer;
 
 const NOW_MS: u64 = 1_700_000_050_000;
 const MINUTE_MS: u64 = 60_000;
@@ -65,80 +63,6 @@ impl Deploys {
 
 fn used(limiter: &Limiter, key: &str) -> Vec<u64> {
     answer(limiter.peek(key)).usage().iter().map(|usage| usage.used()).collect()
-}
-
-#[test]
-fn a_deploy_forgets_no_window_that_runs() {
-    let quotas: [Quotas; 13] = [
-        Quota::per_minute(3).into(),
-        Quota::per_hour(3).staggered().into(),
-        Quota::per_minute(3).from_first_request().into(),
-        Quota::per_hour(3).starting_at(Duration::from_secs(77)).into(),
-        Quota::per_month(3).starting_at(Duration::from_secs(77)).in_zone("Asia/Tokyo").into(),
-        Quota::per_month(3).into(),
-        Quota::per_month(3).from_day(15).in_zone("America/New_York").into(),
-        Quota::per_year(3).from_date(2, 29).in_zone("Asia/Tokyo").into(),
-        Quota::per_week(3).from_weekday(Weekday::Sunday).into(),
-        Quota::per_day(3).in_zone("Pacific/Apia").into(),
-        Quota::per_hour(3).rollover_up_to(9).into(),
-        Quota::per_minute(3).reserve_up_to(5).into(),
-        Quota::per_minute(4).and(Quota::per_hour(3)).and(Quota::per_month(30)),
-    ];
-    for (limits, quotas) in (1..=3).flat_map(|limits| quotas.map(|quotas| (limits, quotas))) {
-        let deploys = Deploys::new();
-        let names = &["api", "tokens", "cents"][..limits];
-        let limits = || {
-            let limits = names.iter().map(|name| Limit::new(quotas).name(name));
-            Limits::new(limits).store(deploys.open())
-        };
-        let lines = |key: &'static str| -> Vec<_> {
-            names.iter().map(|name| Line::new(name, key, 1)).collect()
-        };
-        let mut before = None;
-        for round in 0..12 {
-            let limits = limits();
-            if let Some(before) = before {
-                assert_eq!(
-                    answer(limits.peek(lines("alice"))),
-                    before,
-                    "{quotas} in round {round}"
-                );
-            }
-            // Counts that were loaded can be refunded.
-            if let Ok(receipt) = answer(limits.charge(lines("alice"))) {
-                answer(limits.refund(receipt));
-            }
-            let _ = answer(limits.check(lines("alice")));
-            assert!(limits.into_iter().all(|limiter| used(limiter, "bob")[0] == 0));
-            before = Some(answer(limits.peek(lines("alice"))));
-        }
-        let limits = limits();
-        let passed = (0..20).filter(|_| answer(limits.check(lines("carl"))).allowed()).count();
-        assert_eq!(
-            passed as u64,
-            quotas.into_iter().map(|q| q.capacity()).min().unwrap(),
-            "{quotas}"
-        );
-    }
-}
-
-#[test]
-fn debt_and_reservations_outlive_a_deploy() {
-    let deploys = Deploys::new();
-    let quota = Quota::per_minute(3).reserve_up_to(6);
-    let limiter = deploys.limiter(quota);
-    let (reserved, _) = charge(&limiter, "alice", 7, true);
-    let (settled, receipt) = charge(&limiter, "bob", 1, false);
-    answer(limiter.settle(receipt.expect("passes"), 10));
-    assert!(settled.allowed());
-    drop(limiter);
-
-    let limiter = deploys.limiter(quota);
-    assert_eq!((used(&limiter, "alice"), used(&limiter, "bob")), (vec![7], vec![10]));
-    // A reservation keeps the window that it was promised.
-    deploys.clock.set_ms(NOW_MS + 2 * MINUTE_MS);
-    assert!(reserved.ready_at().is_some());
-    assert_eq!((used(&limiter, "alice"), used(&limiter, "bob")), (vec![1], vec![4]));
 }
 
 #[test]
@@ -215,34 +139,6 @@ fn a_reset_of_a_limit_beyond_those_noted_is_an_error_after_a_deploy_too() {
     assert_eq!(resets(&open()), [true, false]);
 }
 
-#[test]
-fn a_clock_that_went_back_between_save_and_load_grants_nothing() {
-    for (back, waits) in [
-        (0, 50_000),
-        // In a window before the one that is stored, which so still runs.
-        (30_000, 80_000),
-        (MINUTE_MS, 110_000),
-        // After a larger step back, the count moves to the current window.
-        (2 * MINUTE_MS, 50_000),
-        (MONTH_MS, 50_000),
-    ] {
-        let deploys = Deploys::new();
-        let limiter = deploys.limiter(Quota::per_minute(3));
-        (0..3).for_each(|_| assert!(answer(limiter.check("alice")).allowed()));
-        drop(limiter);
-        deploys.clock.set_ms(NOW_MS - back);
-        let limiter = deploys.limiter(Quota::per_minute(3));
-        let refused = answer(limiter.check("alice"));
-        assert!(!refused.allowed(), "back by {back} ms");
-        // The count ends with the window of the new time: nobody waits for as long as the clock
-        // was ahead.
-        deploys.clock.set_ms(NOW_MS - back + waits - 1);
-        assert!(!answer(limiter.check("alice")).allowed(), "back by {back} ms");
-        deploys.clock.set_ms(NOW_MS - back + waits);
-        assert!(answer(limiter.check("alice")).allowed(), "back by {back} ms");
-    }
-}
-
 /// The store is full, so keys share counts.
 #[test]
 fn a_full_store_waits_no_longer_than_a_window_for_a_clock_that_was_ahead() {
@@ -263,30 +159,6 @@ fn a_full_store_waits_no_longer_than_a_window_for_a_clock_that_was_ahead() {
     let before = store.overflowed();
     assert!(answer(late.check(3_000)).allowed());
     assert_eq!(store.overflowed(), before);
-}
-
-#[test]
-fn keys_that_share_a_count_share_it_after_a_deploy() {
-    let deploys = Deploys::new();
-    let flood = |store: &MemoryStore| {
-        let flood = Quota::per_week(1).name("flood").store(store.clone());
-        (0..4_000).for_each(|key| drop(answer(flood.check(key))));
-    };
-    let store = deploys.open();
-    flood(&store);
-    let late = |store| Quota::per_hour(5).name("late").store(store);
-    let before = late(store.clone());
-    (0..2_000).for_each(|key| drop(answer(before.check(key))));
-    let left: Vec<_> = (0..3_000).map(|key| answer(before.peek(key)).remaining()).collect();
-    assert!(left.iter().filter(|left| **left == 0).count() > 2_000, "they share their counts");
-    drop((before, store));
-
-    let store = deploys.open();
-    let after = late(store.clone());
-    (0..3_000).for_each(|key| assert_eq!(answer(after.peek(key)).remaining(), left[key as usize]));
-    // A reset of a key that shares a count is an error.
-    let resets = |key: &i32| after.reset(*key).into_now().expect("at once").is_err();
-    assert!((0..2_000).filter(resets).count() > 1_000);
 }
 
 #[test]
@@ -393,24 +265,6 @@ fn the_last_clone_saves_when_it_is_dropped() {
     drop(limiter);
     assert!(deploys.path().exists());
     assert_eq!(used(&deploys.limiter(Quota::per_hour(3)), "alice"), [1]);
-}
-
-#[test]
-fn save_saves_what_is_counted_so_far() {
-    let deploys = Deploys::new();
-    let limiter = {
-        let store = deploys.open();
-        let limiter = Quota::per_hour(3).name("api").store(store.clone());
-        assert!(answer(limiter.check("alice")).allowed());
-        store.save().expect("saves");
-        limiter
-    };
-    assert!(answer(limiter.check("alice")).allowed());
-    // The copy stands for the file of a process that was killed here.
-    fs::copy(deploys.path(), deploys.folder.path().join("copy")).expect("copied");
-    let copy = deploys.folder.path().join("copy");
-    let copy = deploys.store(1_000).saved_to(copy, Duration::MAX).expect("the copy opens");
-    assert_eq!(used(&Quota::per_hour(3).name("api").store(copy), "alice"), [1]);
 }
 
 #[test]

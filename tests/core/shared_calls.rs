@@ -348,21 +348,87 @@ fn outside_of_a_runtime_nothing_is_charged() {
     assert_eq!(table.used(), 0);
 }
 
-/// Rows that the table never finds as they were read.
+/// A table, and what happens on the way to it.
 #[derive(Clone)]
-struct Forgetful(Table);
+struct Around {
+    table: Table,
+    /// The server is so far away.
+    away: Duration,
+    trouble: Trouble,
+    is_in_trouble: Arc<AtomicBool>,
+}
 
-impl Counters for Forgetful {
+#[derive(Clone, Copy, PartialEq)]
+enum Trouble {
+    None,
+    /// No row is found as it was read.
+    Forgets,
+    /// The connection is cut behind the server.
+    Cut,
+    /// The row of the key 0 can't be read.
+    Unreadable,
+    /// Reads stand still, with the runtime, for longer than callers wait.
+    Blocks,
+}
+
+impl Around {
+    fn new(table: &Table, trouble: Trouble) -> Self {
+        let is_in_trouble = Arc::new(AtomicBool::new(true));
+        Self { table: table.clone(), away: Duration::ZERO, trouble, is_in_trouble }
+    }
+
+    fn far(table: Table, away: Duration) -> Self {
+        Self { away, ..Self::new(&table, Trouble::None) }
+    }
+
+    fn set(&self, is_in_trouble: bool) {
+        self.is_in_trouble.store(is_in_trouble, Ordering::SeqCst);
+    }
+
+    async fn pass<T>(
+        &self,
+        answer: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        if !self.away.is_zero() {
+            sleep(self.away).await;
+        }
+        let answer = answer.await;
+        if !self.away.is_zero() {
+            sleep(self.away).await;
+        }
+        match self.is(Trouble::Cut) {
+            true => Err(StoreError::new("no connection")),
+            false => answer,
+        }
+    }
+
+    fn is(&self, trouble: Trouble) -> bool {
+        self.trouble == trouble && self.is_in_trouble.load(Ordering::SeqCst)
+    }
+}
+
+impl Counters for Around {
     async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
-        self.0.read(counters).await
+        let read = self.pass(self.table.read(counters)).await;
+        if self.is(Trouble::Blocks) {
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        let zero = Key::from(0_u64);
+        match self.is(Trouble::Unreadable) && counters.iter().any(|of| of.key == zero) {
+            true => Err(StoreError::new("no count").of_key()),
+            false => read,
+        }
     }
 
     async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
-        Ok(vec![None; groups.len()])
+        match self.is(Trouble::Forgets) {
+            true => Ok(vec![None; groups.len()]),
+            false => self.pass(self.table.write(groups)).await,
+        }
     }
 
-    async fn reset(&self, _: &str, _: &Key) -> Result<(), StoreError> {
-        Ok(())
+    async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
+        self.table.reset(scope, key).await
     }
 }
 
@@ -370,7 +436,7 @@ impl Counters for Forgetful {
 fn a_table_that_never_finds_what_it_has_read_is_not_asked_for_ever() {
     run(async {
         let table = Table::new(ManualClock::at_ms(NOW));
-        let store = Shared::around(Forgetful(table.clone()));
+        let store = Shared::around(Around::new(&table, Trouble::Forgets));
         let error = charge(&store, 1).await.expect_err("it can't be written");
         assert!(error.to_string().contains("changed"), "{error}");
         assert!(table.reads.load(Ordering::SeqCst) <= 101);
@@ -378,30 +444,6 @@ fn a_table_that_never_finds_what_it_has_read_is_not_asked_for_ever() {
 }
 
 const FAR: Duration = Duration::from_millis(20);
-
-/// A node's table, from which the server is so far away.
-#[derive(Clone)]
-struct Far(Table, Duration);
-
-impl Counters for Far {
-    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
-        sleep(self.1).await;
-        let read = self.0.read(counters).await;
-        sleep(self.1).await;
-        read
-    }
-
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
-        sleep(self.1).await;
-        let written = self.0.write(groups).await;
-        sleep(self.1).await;
-        written
-    }
-
-    async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
-        self.0.reset(scope, key).await
-    }
-}
 
 /// Charges of a key at two nodes, which both have read it before one of them writes. Of each: how
 /// many tokens are left, or none if it was refused.
@@ -464,7 +506,7 @@ fn nodes_that_meet_at_a_far_key_take_turns() {
             let table = Table::new(ManualClock::at_ms(NOW));
             let callers = (0..nodes).map(|node| {
                 let away = FAR + Duration::from_millis(node);
-                let store = Shared::around(Far(table.other_handle(), away));
+                let store = Shared::around(Around::far(table.other_handle(), away));
                 tokio::spawn(async move {
                     let mut longest = Duration::ZERO;
                     for _ in 0..50 {
@@ -491,7 +533,7 @@ fn nodes_that_meet_at_a_far_key_take_turns() {
 fn nodes_that_meet_at_a_far_hot_key_pass_much_of_what_one_could() {
     run(async {
         let (table, start) = (Table::new(ManualClock::at_ms(NOW)), Instant::now());
-        let stores = [table.other_handle(), table].map(|table| Far(table, FAR / 20));
+        let stores = [table.other_handle(), table].map(|table| Around::far(table, FAR / 20));
         let stores = stores.map(Shared::around);
         let callers = (0..128).map(|caller| {
             let store = stores[caller % 2].clone();
@@ -509,40 +551,6 @@ fn nodes_that_meet_at_a_far_hot_key_pass_much_of_what_one_could() {
         // Each node passes 64 in two round trips.
         assert!(passed > 60_000, "{passed}");
     });
-}
-
-/// A table in front of which the connection is cut.
-#[derive(Clone)]
-struct Cut {
-    table: Table,
-    is_cut: Arc<AtomicBool>,
-}
-
-impl Cut {
-    async fn pass<T>(
-        &self,
-        answer: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        let answer = answer.await;
-        match self.is_cut.load(Ordering::SeqCst) {
-            true => Err(StoreError::new("no connection")),
-            false => answer,
-        }
-    }
-}
-
-impl Counters for Cut {
-    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
-        self.pass(self.table.read(counters)).await
-    }
-
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
-        self.pass(self.table.write(groups)).await
-    }
-
-    async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
-        self.table.reset(scope, key).await
-    }
 }
 
 fn limiter(table: impl Counters) -> Limiter {
@@ -575,32 +583,11 @@ fn charges_that_expire_before_they_are_sent_open_no_breaker() {
     });
 }
 
-/// A table with a row that can't be read, that of the key 0.
-struct Unreadable(Table);
-
-impl Counters for Unreadable {
-    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
-        let read = self.0.read(counters).await;
-        match counters.iter().any(|of| of.key == Key::from(0_u64)) {
-            true => Err(StoreError::new("no count").of_key()),
-            false => read,
-        }
-    }
-
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
-        self.0.write(groups).await
-    }
-
-    async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
-        self.0.reset(scope, key).await
-    }
-}
-
 #[test]
 fn a_counter_that_can_not_be_read_is_the_failure_of_its_key_alone() {
     run(async {
         let table = Table::held_up();
-        let limiter = limiter(Unreadable(table.clone()));
+        let limiter = limiter(Around::new(&table, Trouble::Unreadable));
         let keys: Vec<_> = (1..50).chain([0, 2, 0, 2, 3]).collect();
         let asked = ask_each(&limiter, keys.clone());
         idle().await;
@@ -613,36 +600,13 @@ fn a_counter_that_can_not_be_read_is_the_failure_of_its_key_alone() {
     });
 }
 
-/// As over Redis (S32).
-/// Its reads stand still, with the runtime, for longer than callers wait.
-struct Blocking {
-    table: Table,
-    blocks: Arc<AtomicBool>,
-}
-
-impl Counters for Blocking {
-    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
-        let read = self.table.read(counters).await;
-        if self.blocks.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(30));
-        }
-        read
-    }
-
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
-        self.table.write(groups).await
-    }
-
-    async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
-        self.table.reset(scope, key).await
-    }
-}
-
-/// A correction is done, or an error says that it is not.
+/// As over Redis (S32): a correction is done, or an error says that it is not.
 #[test]
 fn a_correction_that_expires_while_its_counter_is_read_is_not_reported_as_done() {
-    let (table, blocks) = (Table::new(ManualClock::at_ms(NOW)), Arc::default());
-    let store = Shared::around(Blocking { table: table.clone(), blocks: Arc::clone(&blocks) });
+    let table = Table::new(ManualClock::at_ms(NOW));
+    let around = Around::new(&table, Trouble::Blocks);
+    around.set(false);
+    let store = Shared::around(around.clone());
     let store = store.in_time(Duration::from_millis(10)).expect("it ends its calls");
     let limiter = Limiter::new(Quota::per_minute(10).name("late").store(store));
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -654,7 +618,7 @@ fn a_correction_that_expires_while_its_counter_is_read_is_not_reported_as_done()
             }
         };
         let used = table.used();
-        blocks.store(true, Ordering::SeqCst);
+        around.set(true);
         let settled = limiter.settle(receipt, 5).await;
         assert_eq!((settled.is_ok(), table.used()), (false, used), "it was not made");
     });
@@ -663,17 +627,19 @@ fn a_correction_that_expires_while_its_counter_is_read_is_not_reported_as_done()
 #[test]
 fn charges_lost_with_one_connection_are_one_failure() {
     run(async {
-        let (table, is_cut) = (Table::held_up(), Arc::<AtomicBool>::default());
-        let limiter = limiter(Cut { table: table.clone(), is_cut: Arc::clone(&is_cut) });
+        let table = Table::held_up();
+        let around = Around::new(&table, Trouble::Cut);
+        around.set(false);
+        let limiter = limiter(around.clone());
         let lost = ask_each(&limiter, 0..100);
         idle().await;
         assert_eq!(table.reads.load(Ordering::SeqCst), 2, "one alone, then the others");
-        is_cut.store(true, Ordering::SeqCst);
+        around.set(true);
         table.let_through(2);
         for is_local in join_all(lost).await {
             assert!(is_local.expect("no panic"), "its connection was cut");
         }
-        is_cut.store(false, Ordering::SeqCst);
+        around.set(false);
         table.let_through(100);
         let decision = limiter.check(200_u64).await.expect("an answer");
         assert!(!decision.is_local(), "the breaker is closed");

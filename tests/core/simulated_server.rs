@@ -1,71 +1,91 @@
 //! A distant server, as its nodes see it: on tokio's paused clock, which only moves while the test
 //! waits.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fastrand::Rng;
-use harness::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
+use harness::TokioClock;
 use tokio::time::sleep;
-use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
-use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, StoreError};
+use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
+use tower_fixed_window::{
+    Clock, Decision, Key, ManualClock, MemoryStore, Quota, StoreError, SystemClock,
+};
+
+use crate::pairs::Down;
 
 /// The start of an hour.
 pub(crate) const TURN: u64 = 1_700_002_800_000;
 
-type Range = std::ops::RangeInclusive<u64>;
-
-/// The server that all nodes call.
+/// A third party's store that all nodes call. It can charge several limits in one step, or in turns
+/// only; then each scope is on a shard of its own.
 #[derive(Clone)]
 pub(crate) struct Server(Arc<Inner>);
 
-/// The server's time, by a clock that can be set back.
-#[derive(Clone)]
-struct Wall {
-    clock: TokioClock,
-    behind: Arc<AtomicU64>,
-}
-
-impl Clock for Wall {
-    fn now_ms(&self) -> u64 {
-        self.clock.now_ms() - self.behind.load(Ordering::SeqCst)
-    }
-}
-
 struct Inner {
-    memory: Counts,
-    wall: Wall,
+    clock: TokioClock,
+    /// By how much it was set back.
+    behind: AtomicU64,
+    states: Mutex<HashMap<Id, State>>,
     calls: AtomicU64,
-    down: AtomicBool,
-    /// The ranges of delays on the way there and back, in milliseconds.
-    ways: Mutex<(Range, Range, Rng)>,
+    in_turns: bool,
+    /// The delays on the way there and back, in milliseconds.
+    ways: Mutex<[u64; 2]>,
+    /// The scopes whose calls fail.
+    down: Mutex<HashSet<String>>,
+}
+
+type Id = (String, Key, String);
+
+fn id(account: &Account<'_>, quota: &Quota) -> Id {
+    (account.scope.name().to_owned(), account.key.clone(), quota.counter())
 }
 
 impl Server {
     pub(crate) fn start() -> Self {
-        let wall = Wall { clock: TokioClock::at_ms(TURN), behind: Arc::default() };
+        Self::new(false)
+    }
+
+    pub(crate) fn in_turns() -> Self {
+        Self::new(true)
+    }
+
+    fn new(in_turns: bool) -> Self {
         Self(Arc::new(Inner {
-            memory: Counts::with_clock(wall.clone()),
-            wall,
+            clock: TokioClock::at_ms(TURN),
+            behind: AtomicU64::new(0),
+            states: Mutex::default(),
             calls: AtomicU64::new(0),
-            down: AtomicBool::new(false),
-            ways: Mutex::new((0..=0, 0..=0, Rng::with_seed(1))),
+            in_turns,
+            ways: Mutex::default(),
+            down: Mutex::default(),
         }))
     }
 
-    /// Sets the ranges of delays for later calls, in milliseconds.
-    pub(crate) fn slow(&self, seed: u64, there: Range, back: Range) {
-        *self.0.ways.lock().expect("no panic") = (there, back, Rng::with_seed(seed));
+    /// A process. Its clones share what it remembers.
+    pub(crate) fn node(&self) -> Remote {
+        Remote::around(self.clone())
+    }
+
+    /// Sets the delays of later calls, in milliseconds.
+    pub(crate) fn slow(&self, there: u64, back: u64) {
+        *self.0.ways.lock().expect("no panic") = [there, back];
     }
 
     /// Sets the clock back.
     pub(crate) fn step_back(&self, by: Duration) {
-        self.0.wall.behind.fetch_add(by.as_millis() as u64, Ordering::SeqCst);
+        self.0.behind.fetch_add(by.as_millis() as u64, Ordering::SeqCst);
     }
 
-    pub(crate) fn set_down(&self, down: bool) {
-        self.0.down.store(down, Ordering::SeqCst);
+    /// Lets the calls of a scope fail, or no longer.
+    pub(crate) fn fail(&self, scope: &str, fails: bool) {
+        let mut down = self.0.down.lock().expect("no panic");
+        if fails {
+            down.insert(scope.to_owned())
+        } else {
+            down.remove(scope)
+        };
     }
 
     /// Calls so far.
@@ -73,61 +93,80 @@ impl Server {
         self.0.calls.load(Ordering::SeqCst)
     }
 
-    /// A process. Its clones share what it remembers.
-    pub(crate) fn node(&self) -> Node {
-        Node { remote: Remote::around(Way { server: self.clone() }) }
+    /// Decides without distance, and without counting a call.
+    pub(crate) fn decide(&self, charge: Charge<'_>) -> Decision {
+        let mut states = self.0.states.lock().expect("no panic");
+        let load = |account: &Account<'_>, quota: &Quota| states.get(&id(account, quota)).copied();
+        let (decision, writes) = charge.decide(self.now_ms(), load);
+        let writes = writes.into_iter().map(|(of, quota, state)| (id(&of, quota), state));
+        states.extend(writes.collect::<Vec<_>>());
+        decision
     }
 
-    /// The store itself, without distance, and without counting a call.
-    pub(crate) fn memory(&self) -> &Counts {
-        &self.0.memory
-    }
-
-    fn way(&self) -> (Duration, Duration) {
-        let (there, back, rng) = &mut *self.0.ways.lock().expect("no panic");
-        let mut way = |range: &Range| Duration::from_millis(rng.u64(range.clone()));
-        (way(there), way(back))
-    }
-}
-
-#[derive(Clone)]
-pub(crate) struct Node {
-    pub(crate) remote: Remote,
-}
-
-forward_to_remote!(Node, self => self.remote);
-
-/// The calls of a process.
-struct Way {
-    server: Server,
-}
-
-impl Way {
-    fn forward<T: Send + 'static>(
+    fn call<T: Send + 'static>(
         &self,
-        _: Operation,
-        ask: impl FnOnce(&Counts) -> Reply<T> + Send + 'static,
+        scopes: Vec<String>,
+        ask: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> Reply<T> {
-        let (server, (there, back)) = (self.server.clone(), self.server.way());
+        let (this, [there, back]) = (self.clone(), *self.0.ways.lock().expect("no panic"));
         Reply::later(async move {
             pass(there).await;
-            if server.0.down.load(Ordering::SeqCst) {
+            this.0.calls.fetch_add(1, Ordering::SeqCst);
+            if scopes.iter().any(|scope| this.0.down.lock().expect("no panic").contains(scope)) {
                 return Err(StoreError::new("down"));
             }
-            server.0.calls.fetch_add(1, Ordering::SeqCst);
-            let answer = ask(&server.0.memory).await;
+            let answer = ask(&this);
             pass(back).await;
-            answer
+            Ok(answer)
         })
     }
 }
 
-forward_to_memory!(Way, {});
-
 /// A distance of 0 has no timer, since timers end at whole milliseconds.
-async fn pass(way: Duration) {
-    if !way.is_zero() {
-        sleep(way).await;
+async fn pass(way: u64) {
+    if way > 0 {
+        sleep(Duration::from_millis(way)).await;
+    }
+}
+
+impl Store for Server {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let scopes = charge.lines().map(|(of, _)| of.scope.name().to_owned()).collect();
+        let charge = charge.to_owned();
+        self.call(scopes, move |this| this.decide(charge.as_charge()))
+    }
+
+    fn charges_together(&self) -> bool {
+        !self.0.in_turns
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        let scopes = vec![adjust.account.scope.name().to_owned()];
+        let adjust = adjust.to_owned();
+        self.call(scopes, move |this| {
+            let (adjust, mut states) =
+                (adjust.as_adjust(), this.0.states.lock().expect("no panic"));
+            let id = |quota: &Quota| id(&adjust.account, quota);
+            let writes = adjust.apply(this.now_ms(), |quota| states.get(&id(quota)).copied());
+            states.extend(writes.into_iter().map(|(quota, state)| (id(quota), state)));
+        })
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        let (scope, key) = (scope.name().to_owned(), key.clone());
+        self.call(vec![scope.clone()], move |this| {
+            let mut states = this.0.states.lock().expect("no panic");
+            states.retain(|(of, id, _), _| (of, id) != (&scope, &key));
+        })
+    }
+
+    fn fault_domain(&self, scope: &Scope, _: &Key) -> u64 {
+        let hash = |all: u64, byte: u8| all.wrapping_mul(31).wrapping_add(byte.into());
+        if self.0.in_turns { scope.name().bytes().fold(1, hash) } else { 0 }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.0.clock.now_ms() - self.0.behind.load(Ordering::SeqCst)
     }
 }
 
@@ -158,4 +197,6 @@ fn a_store_around_a_remote_is_shared_named_and_timed_as_it_is() {
     let around = Around(remote.clone());
     assert_eq!((around.is_shared(), around.charges_together()), (false, true));
     assert_eq!((around.identity(), around.now_ms()), (remote.identity(), 7));
+    // Temporary changes end by the system's clock, unless the store has another one.
+    assert!(Down.now_ms().abs_diff(SystemClock.now_ms()) < 60_000);
 }

@@ -52,8 +52,7 @@ fn the_child_does_its_task() {
             let (task, now) = other.split_once(' ').expect("a time");
             let now = now.parse().expect("milliseconds");
             match task {
-                "day" => count_on_a_day(file, now, now),
-                "turn" => count_on_a_day(file, now - 1, now),
+                "day" => count_on_a_day(file, now),
                 _ => count_for_days(file, now),
             }
         }
@@ -104,11 +103,9 @@ fn zone(folder: &Path, hours: i32) {
 
 /// Prints how many requests pass under a daily quota, under one that keeps tokens, and under one from
 /// an instant, at which the zone's clock shows another time by another edition.
-fn count_on_a_day(file: &Path, opened: u64, now: u64) {
-    let clock = ManualClock::at_ms(opened);
-    let store = MemoryStore::with_max_keys(100).clock(clock.clone());
+fn count_on_a_day(file: &Path, now: u64) {
+    let store = MemoryStore::with_max_keys(100).clock(ManualClock::at_ms(now));
     let store = store.saved_to(file, Duration::MAX).expect("opens");
-    clock.set_ms(now);
     let day = Quota::per_day(5).in_zone("Test/Zone");
     let since = Quota::per_day(5).starting_at(Duration::from_millis(MIDNIGHT)).in_zone("Test/Zone");
     let quotas = [("plain", day), ("keeps", day.rollover_up_to(10)), ("since", since)];
@@ -172,30 +169,6 @@ fn another_edition_of_the_zone_data_grants_nothing_again() {
             assert_eq!(passed(hours, MIDNIGHT - before), "passed [0, 0, 0]", "{hours}: {before}");
         }
         assert_eq!(passed(hours, MIDNIGHT), "passed [5, 5, 5]", "{hours}: the window has ended");
-    }
-}
-
-/// By the second edition, the day behind the file's lasts until five hours after midnight, and the third
-/// has another midnight.
-#[test]
-fn a_third_edition_is_bound_by_what_the_second_has_counted() {
-    const HOUR: u64 = 3_600_000;
-    for hours in [-4, -2, 0] {
-        let folder = folder();
-        let zones = folder.path().join("zones");
-        let passed = |hours, task: &str, now: u64| {
-            zone(&zones, hours);
-            let mut child = child(&format!("{task} {now}"), &folder.path().join("counts"));
-            child.env("TZDIR", &zones);
-            let told = output(child).0;
-            told.lines().find(|line| line.starts_with("passed")).expect("it is told").to_owned()
-        };
-        assert_eq!(passed(0, "day", MIDNIGHT - HOUR), "passed [5, 10, 5]");
-        assert!(passed(-5, "turn", MIDNIGHT).starts_with("passed [5, "), "the window has ended");
-        for later in [23, 27, 28] {
-            let passed = passed(hours, "day", MIDNIGHT + later * HOUR);
-            assert!(passed.starts_with("passed [0, "), "{hours}, {later}: {passed}");
-        }
     }
 }
 
