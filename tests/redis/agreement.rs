@@ -2,13 +2,15 @@
 //! limit or of several.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use fastrand::Rng;
 use redis::aio::MultiplexedConnection;
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, State, Store};
-use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas, Usage};
 use tower_fixed_window_redis::RedisStore;
+
+use crate::gathered_calls::at_once;
 
 /// The arithmetic over counts that never expire.
 #[derive(Default)]
@@ -63,7 +65,9 @@ impl<S: Store> Pair<S> {
     ) -> Self {
         let redis = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
         let redis = with(redis.prefix(&seed.to_string()).clock(clock.clone()));
-        let memory = MemoryStore::with_max_keys(10_000).clock(clock.clone());
+        // With enough room: no key takes an entry that has expired, which would be another key's
+        // after the clock steps back.
+        let memory = MemoryStore::new().clock(clock.clone());
         let (clock, model) = (clock.clone(), Model::default());
         Self { seed, clock, model, memory, memory_has_all: true, redis, taken: Vec::new() }
     }
@@ -115,13 +119,55 @@ impl<S: Store> Pair<S> {
     }
 }
 
-/// How often charges passed, were refused, and were refused though each limit had room: they would
-/// have run too late for another limit (S13).
+impl Pair<RedisStore> {
+    /// Charges all at once in Redis, and one after the other in memory: the same decisions.
+    pub(crate) async fn charge_at_once(&self, crowd: &[Charge<'_>]) -> Vec<Decision> {
+        // Otherwise the first charge may wait for the check of an idle connection, and come late.
+        self.redis.ping().await.expect("it answers");
+        let answers = at_once(crowd.iter().map(|&charge| self.redis.charge(charge))).await;
+        let mut decisions = Vec::new();
+        for (i, (&charge, answer)) in crowd.iter().zip(answers).enumerate() {
+            let expected = self.memory.charge(charge).await.expect("memory answers");
+            let (seed, now) = (self.seed, self.clock.now_ms());
+            let at = format!("SEED={seed} charge {i} at {now}: {charge:?}");
+            let decision = answer.unwrap_or_else(|error| panic!("{at}: {error:?}"));
+            assert_eq!(decision, expected, "{at}");
+            decisions.push(decision);
+        }
+        decisions
+    }
+}
+
+/// How often traces have met a case.
 #[derive(Default, Debug)]
 pub(crate) struct Seen {
     pub(crate) passed: u32,
     pub(crate) refused: u32,
+    /// Refused though each limit had room: it would have run too late for another limit (S13).
     pub(crate) late: u32,
+    /// More was used than the limit.
+    pub(crate) above: u32,
+    /// A window began with tokens that were used before.
+    pub(crate) debts: u32,
+    /// Tokens were used under a limit of 0.
+    pub(crate) at_zero: u32,
+}
+
+impl Seen {
+    fn note(&mut self, decision: &Decision, now: u64) {
+        match decision.allowed() {
+            true => self.passed += 1,
+            false => self.refused += 1,
+        }
+        let any = |is: fn(&Usage) -> bool| u32::from(decision.usage().iter().any(is));
+        self.above += any(|usage| usage.used() > usage.limit());
+        self.at_zero += any(|usage| usage.limit() == 0 && usage.used() > 0);
+        let begins = |usage: &&Usage| {
+            usage.reset_at() == UNIX_EPOCH + Duration::from_millis(now) + usage.window()
+        };
+        let mut begun = decision.usage().iter().filter(begins);
+        self.debts += u32::from(begun.any(|usage| usage.used() > decision.granted()));
+    }
 }
 
 /// Random operations on keys of each limit.
@@ -161,7 +207,7 @@ where
             let then = next(rng, now, last.as_ref());
             now = if pair.memory_has_all && keys.len() > 1 { then.max(now) } else { then };
             clock.set_ms(now);
-            if rng.u8(..8) == 0 {
+            if rng.u8(..4) == 0 {
                 let new = some_quotas(rng);
                 let same =
                     |(old, new): (&Quotas, &Quotas)| old.as_ref().len() == new.as_ref().len();
@@ -196,10 +242,7 @@ where
                 pair.model.charge(line, now).allowed()
             });
             let decision = pair.charge(charge, &at).await;
-            match decision.allowed() {
-                true => seen.passed += 1,
-                false => seen.refused += 1,
-            }
+            seen.note(&decision, now);
             seen.late += u32::from(fits && !decision.allowed());
             last = Some(decision);
         }

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fastrand::Rng;
 use futures_util::future::join_all;
 use harness::Server;
 use redis::cluster::ClusterClient;
@@ -133,107 +132,6 @@ async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
                 assert_eq!(keys, [name], "{bad}: nothing was written");
             }
         }
-    }
-}
-
-#[tokio::test]
-async fn an_error_of_a_group_is_not_the_answer_of_others_in_its_call() {
-    let Some(server) = Server::start() else { return };
-    let limits = gateway(store(&server));
-    server.ask::<String>(&["SET", "tfw1:{requests:tacme}", "somebody else's"]);
-
-    let group = |user: usize| {
-        let user = format!("user{user}");
-        let (bad, good) = (lines(&user, 1), vec![Line::new("tokens", user.clone(), 600)]);
-        let good = [good, vec![Line::new("cents", user, 2)]].concat();
-        [limits.check(bad), limits.check(good)]
-    };
-    for (i, answer) in join_all((0..64).flat_map(group)).await.into_iter().enumerate() {
-        match i % 2 {
-            0 => assert!(answer.is_err(), "{i}: {answer:?}"),
-            _ => {
-                let decision = answer.unwrap_or_else(|error| panic!("{i}: {error:?}"));
-                let used = ["tokens", "cents"].map(|name| decision.of(name).unwrap().used());
-                assert_eq!((decision.allowed(), used), (true, [600, 2]), "{i}");
-            }
-        }
-    }
-}
-
-/// Groups beside single charges, refunds and true costs, from several nodes.
-#[tokio::test(flavor = "multi_thread")]
-async fn never_more_than_a_limit_passes_beside_refunds() {
-    let Some(server) = Server::start() else { return };
-    let node = || {
-        Limits::new([Quota::per_year(900).name("requests"), Quota::per_year(400).name("jobs")])
-            .store(store(&server))
-    };
-    let nodes = [node(), node(), node()];
-    let tasks: Vec<_> = (0..12_u64)
-        .map(|task| {
-            let limits = nodes[task as usize % nodes.len()].clone();
-            tokio::spawn(async move {
-                let mut rng = Rng::with_seed(task);
-                let mut held = [0_i64; 2];
-                for _ in 0..150 {
-                    if rng.u8(..3) == 0 {
-                        let decision = limits.of("requests").check("all").await.expect("well");
-                        held[0] += i64::from(decision.allowed());
-                        continue;
-                    }
-                    let (one, two) = (rng.u64(..3), rng.u64(1..3));
-                    let lines = [Line::new("requests", "all", one), Line::new("jobs", "all", two)];
-                    let Ok(receipts) = limits.charge(lines).await.expect("well") else { continue };
-                    match rng.u8(..4) {
-                        0 => limits.refund(receipts).await.expect("well"),
-                        1 => {
-                            let settled = limits.settle(receipts, [("jobs", two - 1)]).await;
-                            settled.expect("well");
-                            held[0] += one as i64;
-                            held[1] += two as i64 - 1;
-                        }
-                        _ => {
-                            held[0] += one as i64;
-                            held[1] += two as i64;
-                        }
-                    }
-                }
-                held
-            })
-        })
-        .collect();
-    let mut held = [0; 2];
-    for task in tasks {
-        let of = task.await.expect("no panic");
-        held = [held[0] + of[0], held[1] + of[1]];
-    }
-    assert!(held[0] <= 900 && held[1] <= 400, "{held:?}");
-    for (name, held) in ["requests", "jobs"].into_iter().zip(held) {
-        let used = nodes[0].of(name).peek("all").await.expect("it answers").used() as i64;
-        assert_eq!(used, held, "nothing is kept of what was refused or refunded");
-    }
-}
-
-#[tokio::test]
-async fn a_group_stands_in_as_the_policy_says_while_redis_is_down() {
-    let Some(mut server) = Server::start() else { return };
-    let store = store(&server).deadline(Duration::from_millis(200));
-    let local = gateway(store.clone().on_failure(OnStoreFailure::Local));
-    let deny = gateway(store);
-    assert!(local.check(lines("ann", 1)).await.expect("it answers").allowed());
-    server.kill();
-    for cents in [50, 1] {
-        let decision = local.check(lines("ann", cents)).await.expect("memory answers");
-        assert!(decision.is_local());
-        assert_eq!(decision.allowed(), cents == 50);
-        assert!(decision.of("requests").expect("it took part").is_local());
-        let _ = deny.check(lines("ann", 1)).await.expect_err("there is none");
-    }
-    server.restart();
-    let start = std::time::Instant::now();
-    while local.check(lines("bob", 1)).await.expect("it answers").is_local() {
-        assert!(start.elapsed().as_secs() < 20);
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

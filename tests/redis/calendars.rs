@@ -2,13 +2,10 @@
 //!
 //! `SEED=7 ROUNDS=40000 cargo test -p tests --test redis calendars` goes on from elsewhere.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::process::{Child, Command};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
-use harness::{ALONE, Server, ask};
+use harness::Server;
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
 use tower_fixed_window::{
     Decision, Key, Limit, Limiter, ManualClock, OnStoreFailure, Quota, Quotas,
@@ -279,107 +276,6 @@ async fn a_change_ends_by_the_servers_clock() {
             assert_eq!(decision.limit(), tokens, "{ahead} s ahead");
         }
     }
-}
-
-const LIMITS: [u64; 6] = [1, 2, 10, 33, 100, 400];
-/// The server's clock is so far from the end of February when it starts.
-const BEFORE: i64 = 10;
-/// 2028-03-01 00:00 UTC.
-const MARCH: i64 = 1_835_481_600;
-
-/// Nodes whose clocks are off by an hour, a month and a year share the counts of a server that passes
-/// the end of a month meanwhile.
-#[test]
-fn nodes_with_other_clocks_share_a_month() {
-    let Some(faketime) = std::env::var_os("LIBFAKETIME") else {
-        eprintln!("skipped: LIBFAKETIME is not set to where libfaketime.so.1 is");
-        return;
-    };
-    let _alone = ALONE.blocking_lock();
-    let ahead = MARCH - BEFORE - seconds(SystemTime::now());
-    let Some(server) = Server::ahead(ahead) else { return };
-    let dir = tempfile::tempdir().expect("a directory");
-    let nodes: Vec<Child> = [3_600, 30 * 86_400, -365 * 86_400]
-        .iter()
-        .map(|off| {
-            Command::new(std::env::current_exe().expect("this program"))
-                .args(["--exact", "calendars::node", "--ignored", "--nocapture"])
-                .env("LD_PRELOAD", &faketime)
-                .env("FAKETIME", format!("{:+}", ahead + off))
-                .env("NODE_URL", server.url())
-                .env("NODE_OFF", off.to_string())
-                .env("NODE_REPORT", dir.path().join(off.to_string()))
-                .spawn()
-                .expect("it starts")
-        })
-        .collect();
-    for mut node in nodes {
-        assert!(node.wait().expect("it ends").success(), "a node failed");
-    }
-    let mut counts = BTreeMap::<[u64; 2], [u64; 2]>::new();
-    for report in std::fs::read_dir(dir.path()).expect("reports") {
-        let report = std::fs::read_to_string(report.expect("a report").path()).expect("text");
-        for line in report.lines() {
-            let numbers: Vec<u64> = line.split(' ').map(|n| n.parse().expect("a number")).collect();
-            let [key, window, asked, passed] = numbers[..] else { panic!("four numbers") };
-            let count = counts.entry([key, window]).or_default();
-            *count = [count[0] + asked, count[1] + passed];
-        }
-    }
-    println!("{counts:?}");
-    assert_eq!(counts.len(), 4 * LIMITS.len(), "two windows for each");
-    let mut full = 0;
-    for ([key, window], [asked, passed]) in counts {
-        let limit = LIMITS[key as usize % LIMITS.len()];
-        assert_eq!(passed, limit.min(asked), "of {limit} for key {key} until {window}");
-        full += u32::from(asked > limit);
-    }
-    assert!(full >= 16, "only {full} windows were asked for too much");
-}
-
-/// A node: a process of its own. Started by the test above.
-#[test]
-#[ignore = "started by another test"]
-fn node() {
-    let Ok(url) = std::env::var("NODE_URL") else { return };
-    let off: i64 = std::env::var("NODE_OFF").expect("it").parse().expect("a number");
-    let (server, _): (i64, i64) = ask(&url, &["TIME"]).expect("it answers");
-    assert!((seconds(SystemTime::now()) - server - off).abs() < 60, "the lie works");
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let mut counts = BTreeMap::<[u64; 2], [u64; 2]>::new();
-    runtime.block_on(async {
-        let store = RedisStore::new(&*url).expect("an address").deadline(Duration::from_secs(20));
-        let limiters: Vec<_> = (0..2 * LIMITS.len())
-            .map(|i| {
-                let limit = LIMITS[i % LIMITS.len()];
-                let quota = match i < LIMITS.len() {
-                    true => Quota::per_month(limit),
-                    // The same time as UTC, under another name.
-                    false => Quota::per_day(limit).in_zone("Africa/Abidjan"),
-                };
-                let store = store.clone().on_failure(OnStoreFailure::Deny);
-                Limit::new(quota).name(&format!("limit{i}")).store(store)
-            })
-            .collect();
-        loop {
-            // Remembered refusals are answered at once.
-            tokio::time::sleep(Duration::from_millis(2)).await;
-            for (i, limiter) in limiters.iter().enumerate() {
-                let decision = limiter.check("all").await.expect("it answers");
-                let window = seconds(decision.reset_at()) as u64;
-                let count = counts.entry([i as u64, window]).or_default();
-                *count = [count[0] + 1, count[1] + u64::from(decision.allowed())];
-                if seconds(decision.reset_at() - decision.reset_after()) > MARCH + BEFORE / 2 {
-                    return;
-                }
-            }
-        }
-    });
-    let mut report = String::new();
-    for ([key, window], [asked, passed]) in counts {
-        writeln!(report, "{key} {window} {asked} {passed}").expect("writing to a string");
-    }
-    std::fs::write(std::env::var("NODE_REPORT").expect("where to"), report).expect("it is written");
 }
 
 /// Also where the refusal is remembered, whatever zone data this node has.

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
-use harness::{ALONE, Fate, Proxy, Server, ask, gateway, wait_for};
+use harness::{ALONE, Fate, Proxy, Server, gateway, wait_for};
 use tokio::task::JoinHandle;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
@@ -207,40 +206,6 @@ async fn flushed_scripts_and_cut_connections_fail_only_requests_in_flight() {
     println!("{failed} of {asked} failed");
 }
 
-/// The server has counted the charge when the connection is cut.
-#[tokio::test]
-async fn a_charge_whose_answer_is_lost_is_not_sent_again() {
-    let _alone = ALONE.lock().await;
-    let Some(server) = Server::start() else { return };
-    let network = Proxy::to(server.port);
-    let store = store(network.port).deadline(Duration::from_secs(5));
-    let limiter = limiter(store.on_failure(OnStoreFailure::Deny));
-    // Both scripts are there, and each key has a count.
-    for answer in join_all((0..4_u64).map(|key| limiter.check(key))).await {
-        assert!(answer.expect("it answers").allowed());
-    }
-    let used = async |key: u64| loop {
-        match limiter.peek(key).await {
-            Ok(decision) => return decision.used(),
-            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    };
-    // The answer to a charge is five numbers. Of three, the first goes alone, and the others share
-    // a call: its answer is the time, and then one for each of them.
-    for (keys, answer, lost) in [(0..1, "*5\r\n:", 1), (1..4, "*3\r\n:", 2)] {
-        assert_eq!(used(keys.start).await, 1);
-        network.cut_before(answer);
-        let answers = join_all(keys.clone().map(|key| limiter.check(key))).await;
-        assert!(network.has_cut());
-        assert!(answers.iter().rev().take(lost).all(Result::is_err), "{answers:?}");
-        // A store that repeats its calls would do so within this time.
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        for key in keys {
-            assert_eq!(used(key).await, 2, "of key {key}");
-        }
-    }
-}
-
 /// The last table in `benches/results/unplug.md`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "scripts/unplug runs it"]
@@ -286,14 +251,7 @@ async fn table() {
         let Some(mut watched) = watched() else { return };
         let callers = Callers::start(&limiter(watched.store()), load).await;
         watched.master.kill();
-        let replica = watched.replica.port.to_string();
-        wait_for("the failover", || {
-            let address: Vec<String> =
-                watched.sentinels[0].ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]);
-            address[1] == replica
-                && ask::<String>(&watched.replica.url(), &["SET", "a", "1"]).is_ok()
-        });
-        let over = Instant::now();
+        let over = watched.failed_over(&watched.sentinels[..1]);
         pause(2_000).await;
         callers.finish(over).await.row("failed over; time after the failover", 0, load);
     }

@@ -7,33 +7,28 @@ use std::time::Duration;
 use fastrand::Rng;
 use harness::Server;
 use tower_fixed_window::store::{Account, Charge, Scope, Store};
-use tower_fixed_window::{Key, ManualClock, MemoryStore, Quota, Quotas};
+use tower_fixed_window::{Decision, Key, ManualClock, Quota, Quotas};
 use tower_fixed_window_redis::RedisStore;
 
+use crate::agreement::Pair;
 use crate::conformance::connect;
 use crate::differential::{around, quota_around};
-use crate::gathered_calls::{at_once, charges, store, used};
+use crate::gathered_calls::{at_once, charges, connect_with_script, store, used};
 use crate::random::{env, length, start, step_clock};
 use crate::traffic::commands;
 
 #[tokio::test]
 async fn equal_charges_agree_with_memory() {
     let Some(server) = Server::start() else { return };
-    let connection = connect(&server.url()).await;
+    let connection = connect_with_script(&server).await;
     let scope = Scope::named("equal");
-    // Loads the script: a call that finds it missing is repeated after later ones.
-    let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 60));
     let (mut asked, mut split, before) = (0, 0, commands(&server, "hincrby"));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let mut now = start(&mut rng);
         let clock = ManualClock::at_ms(now);
-        let memory = MemoryStore::new().clock(clock.clone());
-        let redis = RedisStore::from(connection.clone())
-            .prefix(&seed.to_string())
-            .clock(clock.clone())
-            .deadline(Duration::from_secs(20));
+        let pair = Pair::new(&connection, seed, &clock, |store| store);
         let length = length(&mut rng);
         let (anchor, offset) = (rng.u8(..3), rng.u64(..length));
         let kinds: Vec<Quotas> = (0..rng.usize(1..3))
@@ -62,20 +57,9 @@ async fn equal_charges_agree_with_memory() {
                 crowd.extend((0..rng.u8(1..100)).map(|_| charge));
             }
             asked += crowd.len();
-            // Otherwise the first charge may wait for the check of an idle connection, and come
-            // late.
-            redis.ping().await.expect("it answers");
-            let decisions = at_once(crowd.iter().map(|&charge| redis.charge(charge))).await;
-            let mut passed = None;
-            for (i, (charge, decision)) in crowd.into_iter().zip(decisions).enumerate() {
-                let expected = memory.charge(charge).await.expect("memory answers");
-                let at = format!("SEED={seed} charge {i} at {now}: {charge:?}");
-                let decision = decision.unwrap_or_else(|error| panic!("{at}: {error:?}"));
-                assert_eq!(decision, expected, "{at}");
-                let now_passed = Some(decision.allowed());
-                split += u32::from(now_passed != passed);
-                passed = now_passed;
-            }
+            let decisions = pair.charge_at_once(&crowd).await;
+            let splits = |of: &&[Decision]| of[0].allowed() != of[1].allowed();
+            split += decisions.windows(2).filter(splits).count();
             now = step_clock(&mut rng, now, length);
             clock.set_ms(now);
         }
@@ -125,33 +109,11 @@ async fn equal_charges_of_an_unreadable_key_fail_alone() {
     assert_eq!([1, 2, 3].map(|key| used(&server, key)), [20; 3]);
 }
 
-/// The number of a plain count is the window's start in microseconds, and the tokens used: together
-/// they stay below the start of the next window.
-#[tokio::test]
-async fn equal_charges_of_more_tokens_than_microseconds_are_not_lost() {
-    let Some(server) = Server::start() else { return };
-    let clock = ManualClock::at_ms(1_700_000_000_000);
-    let store = store(RedisStore::from(connect(&server.url()).await)).clock(clock);
-    let _ = at_once(charges(&store, 0..9)).await;
-    let (scope, quotas) = (Scope::named("together"), Quota::per_second(2_000_000_000).into());
-    let [key, other] = [77_u64, 78].map(Key::from);
-    let charge = |key, cost| store.charge(Charge::new(Account::new(&scope, &quotas, key), cost));
-    // The other key's charge leaves alone. Ten of the rest have the second's microseconds.
-    let all: Vec<_> = iter::once(charge(&other, 1))
-        .chain(iter::repeat_with(|| charge(&key, 100_000)).take(20))
-        .collect();
-    for (i, answer) in (0..).zip(at_once(all).await).skip(1) {
-        assert_eq!(answer.expect("it answers").used(), i * 100_000);
-    }
-    assert_eq!(charge(&key, 1).await.expect("it answers").used(), 2_000_001);
-}
-
 /// Others that ask for the key in a group come between.
 #[tokio::test]
 async fn equal_charges_around_a_group_keep_their_order() {
     let Some(server) = Server::start() else { return };
-    let store = store(RedisStore::from(connect(&server.url()).await));
-    let _ = at_once(charges(&store, 0..9)).await;
+    let store = store(RedisStore::from(connect_with_script(&server).await));
     let (scope, quotas) = (Scope::named("together"), Quota::per_day(50).into());
     let beside = Scope::named("beside");
     for at in [0, 1] {
@@ -174,8 +136,7 @@ async fn equal_charges_around_a_group_keep_their_order() {
 async fn a_window_that_equal_charges_begin_expires() {
     let Some(server) = Server::start() else { return };
     let clock = ManualClock::at_ms(1_700_000_000_000);
-    let store = store(RedisStore::from(connect(&server.url()).await)).clock(clock);
-    let _ = at_once(charges(&store, 0..9)).await;
+    let store = store(RedisStore::from(connect_with_script(&server).await)).clock(clock);
     let _ = at_once(charges(&store, [vec![11], vec![12; 20]].concat())).await;
     let [alone, equal] =
         [11, 12].map(|key| server.ask::<i64>(&["TTL", &format!("tfw1:{{together:u{key}}}")]));

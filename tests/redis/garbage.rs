@@ -8,6 +8,8 @@ use harness::{Fate, Proxy, Server, contains, gateway};
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota, Quotas};
 use tower_fixed_window_redis::RedisStore;
 
+use crate::outage::Log;
+
 fn store(url: &str) -> RedisStore {
     let store = RedisStore::new(url).expect("an address").deadline(Duration::from_secs(20));
     store.on_failure(OnStoreFailure::Deny)
@@ -31,7 +33,7 @@ async fn a_field_with_an_impossible_number_is_that_keys_own_failure() {
             .into();
     values.extend([long.clone(), format!("{long}@0"), format!("1@{long}"), format!("1@0*{long}")]);
     values.push(format!("1@0-{long}#1"));
-    let limiter = Quota::per_day(1).name("bad").store(store(&server.url()));
+    let limiter = Quota::new(1_000, Quota::MAX_WINDOW).name("bad").store(store(&server.url()));
     for quotas in all_quotas() {
         let field = quotas.as_ref()[0].counter();
         let limiter = limiter.with_quotas(quotas);
@@ -49,6 +51,14 @@ async fn a_field_with_an_impossible_number_is_that_keys_own_failure() {
             assert_eq!(left, *value, "nothing is written");
         }
     }
+    // However often: the store does not fail.
+    let log = Log::default();
+    let _guard = log.start();
+    for _ in 0..20 {
+        let error = limiter.check("ann").await.expect_err("no count").to_string();
+        assert_eq!(error, "Redis has another value for this key (WRONGTYPE)");
+    }
+    assert!(!log.text().contains("the store fails"), "{}", log.text());
 }
 
 fn limiter_of(answer: &'static str, server: &Server) -> (Limiter, Proxy) {

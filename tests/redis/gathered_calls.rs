@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use futures_util::future::join4;
 use harness::{ALONE, Proxy, Server};
+use redis::aio::MultiplexedConnection;
 use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, Store};
-use tower_fixed_window::{
-    Decision, Key, ManualClock, MemoryStore, OnStoreFailure, Quota, Quotas, StoreError,
-};
+use tower_fixed_window::{Decision, Key, ManualClock, OnStoreFailure, Quota, Quotas, StoreError};
 use tower_fixed_window_redis::RedisStore;
 
+use crate::agreement::Pair;
 use crate::conformance::connect;
 use crate::differential::{around, quota_around};
 use crate::random::{env, length, start, step_clock, tokens, with_limits};
@@ -137,25 +137,24 @@ pub(crate) fn used(server: &Server, key: u64) -> u64 {
     value.unwrap_or(0) % 86_400_000_000
 }
 
+/// Loads the script: a call that finds it missing is repeated after later ones.
+pub(crate) async fn connect_with_script(server: &Server) -> MultiplexedConnection {
+    let connection = connect(&server.url()).await;
+    let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
+    connection
+}
+
 #[tokio::test]
 async fn gathered_calls_are_decided_in_the_order_they_were_made() {
     let Some(server) = Server::start() else { return };
-    let connection = connect(&server.url()).await;
+    let connection = connect_with_script(&server).await;
     let scope = Scope::named("together");
-    // Loads the script: a call that finds it missing is repeated after later ones.
-    let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 60));
     let (mut asked, before) = (0, scripts(&server));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::at_ms(start(&mut rng));
-        // The store has enough room: no key takes an entry that has expired, which would be another
-        // key's after the clock steps back.
-        let memory = MemoryStore::new().clock(clock.clone());
-        let redis = RedisStore::from(connection.clone())
-            .prefix(&seed.to_string())
-            .clock(clock.clone())
-            .deadline(Duration::from_secs(20));
+        let pair = Pair::new(&connection, seed, &clock, |store| store);
         let windows: Vec<_> = (0..4)
             .map(|_| {
                 let length = length(&mut rng);
@@ -184,16 +183,7 @@ async fn gathered_calls_are_decided_in_the_order_they_were_made() {
                 })
                 .collect();
             asked += crowd.len() as u64;
-            // Otherwise the first charge may wait for the check of an idle connection, and come
-            // late.
-            redis.ping().await.expect("it answers");
-            let decisions = at_once(crowd.iter().map(|&charge| redis.charge(charge))).await;
-            for (i, (charge, decision)) in crowd.into_iter().zip(decisions).enumerate() {
-                let expected = memory.charge(charge).await.expect("memory answers");
-                let at = format!("SEED={seed} charge {i} at {now}: {charge:?}");
-                let decision = decision.unwrap_or_else(|error| panic!("{at}: {error:?}"));
-                assert_eq!(decision, expected, "{at}");
-            }
+            let _ = pair.charge_at_once(&crowd).await;
         }
     }
     let calls = scripts(&server) - before;
@@ -216,20 +206,14 @@ async fn calls_that_wait_for_a_connection_go_in_the_order_they_were_made() {
 #[tokio::test]
 async fn gathered_calls_may_alternate_between_number_and_text() {
     let Some(server) = Server::start() else { return };
-    let connection = connect(&server.url()).await;
+    let connection = connect_with_script(&server).await;
     let scope = Scope::named("together");
-    // Loads the script: a call that finds it missing is repeated after later ones.
-    let _ = at_once(charges(&RedisStore::from(connection.clone()), 0..9)).await;
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 100));
     let mut crossings = 0;
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
         let clock = ManualClock::at_ms(1_700_000_000_000);
-        let memory = MemoryStore::with_max_keys(100).clock(clock.clone());
-        let redis = RedisStore::from(connection.clone())
-            .prefix(&seed.to_string())
-            .clock(clock.clone())
-            .deadline(Duration::from_secs(20));
+        let pair = Pair::new(&connection, seed, &clock, |store| store);
         let length = length(&mut rng);
         let (anchor, offset) = (rng.u8(..3), rng.u64(..length));
         let kinds: Vec<Quotas> =
@@ -237,27 +221,18 @@ async fn gathered_calls_may_alternate_between_number_and_text() {
         let keys: Vec<Key> = (0..5_u64).map(Key::from).collect();
         let mut is_text = [false; 5];
         for _ in 0..3 {
-            let crowd: Vec<_> = (0..100)
+            let (of, crowd): (Vec<_>, Vec<_>) = (0..100)
                 .map(|_| {
                     let (quotas, key) = (rng.choice(&kinds).expect("some"), rng.usize(..5));
                     let cost = if rng.bool() { 1 } else { around(&mut rng, length) };
                     (key, Charge::new(Account::new(&scope, quotas, &keys[key]), cost))
                 })
-                .collect();
-            // Otherwise the first charge may wait for the check of an idle connection, and come
-            // late.
-            redis.ping().await.expect("it answers");
-            let decisions = at_once(crowd.iter().map(|&(_, charge)| redis.charge(charge))).await;
-            for (i, ((key, charge), decision)) in crowd.into_iter().zip(decisions).enumerate() {
-                let expected = memory.charge(charge).await.expect("memory answers");
-                let at = format!("SEED={seed} charge {i}: {charge:?}");
-                let decision = decision.unwrap_or_else(|error| panic!("{at}: {error:?}"));
-                assert_eq!(decision, expected, "{at}");
-                if decision.allowed() {
-                    let text = decision.used() >= length * 1_000;
-                    crossings += u32::from(text != is_text[key]);
-                    is_text[key] = text;
-                }
+                .unzip();
+            let decisions = of.into_iter().zip(pair.charge_at_once(&crowd).await);
+            for (key, decision) in decisions.filter(|(_, decision)| decision.allowed()) {
+                let text = decision.used() >= length * 1_000;
+                crossings += u32::from(text != is_text[key]);
+                is_text[key] = text;
             }
             // The clock moves to another window, also to an earlier one.
             clock.set_ms(1_700_000_000_000 + rng.u64(..3) * length);

@@ -106,20 +106,6 @@ async fn nodes_share_a_count_behind_a_network_that_drops_idle_connections() {
     assert!(proxy.made() >= 6, "each request has found its connection forgotten");
 }
 
-/// A call needs some 100 ms of the default deadline of 250 ms.
-#[tokio::test]
-async fn nodes_share_a_count_behind_a_slow_network_that_drops_idle_connections() {
-    let Some(server) = Server::start() else { return };
-    let proxy = Proxy::to(server.port)
-        .forgets_after(Duration::from_secs(2))
-        .delay(Duration::from_millis(10));
-    let store = |run: u32| {
-        let store = RedisStore::new(proxy.url()).expect("an address");
-        node(store.prefix(&run.to_string()))
-    };
-    assert_one_count_of(|run| [store(run), store(run)]).await;
-}
-
 /// The connection was silent, other attempts to connect failed, and then it answered again. Those
 /// failures don't matter when it is checked later, as any idle connection.
 #[tokio::test]
@@ -269,20 +255,6 @@ async fn a_connection_of_the_app_that_has_failed_once_is_checked_before_it_is_gi
     assert!(!is_local().await, "its check was not waited for");
 }
 
-/// A quick refusal by a replica is not a call that was never sent.
-#[tokio::test]
-async fn a_replica_that_refuses_at_once_is_replaced_once() {
-    let Some(server) = Server::start() else { return };
-    let demoted = Arc::new(AtomicBool::new(false));
-    let (store, _) = answering(&server, refuses_if(&demoted));
-    let node = node(store.deadline(Duration::from_secs(5)));
-    assert!(!node.check("ann").await.expect("it answers").is_local());
-    demoted.store(true, Ordering::Relaxed);
-    let start = Instant::now();
-    assert!(node.check("ann").await.expect("memory answers").is_local());
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-}
-
 /// The pauses between connections double while none of them answers a call.
 #[tokio::test]
 async fn connections_that_end_at_once_are_not_made_as_fast_as_they_end() {
@@ -358,21 +330,6 @@ async fn nodes_share_a_count_over_sentinel() {
     watcher.ask::<String>(&["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"]);
     let nodes = [node(sentinel(&watcher)), node(sentinel(&watcher))];
     assert_one_count(&in_turns(&nodes, 5, Duration::from_secs(3)).await);
-}
-
-/// With Sentinel, the store looks for another master first, and a distant one needs a longer
-/// deadline.
-#[tokio::test]
-async fn nodes_share_a_count_over_sentinel_on_a_slow_network() {
-    let Some(server) = Server::start() else { return };
-    let Some(watcher) = Server::with(&["--sentinel"]) else { return };
-    let proxy = Proxy::to(server.port)
-        .forgets_after(Duration::from_secs(2))
-        .delay(Duration::from_millis(20));
-    let port = proxy.port.to_string();
-    watcher.ask::<String>(&["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"]);
-    let far = || node(sentinel(&watcher).deadline(Duration::from_secs(1)));
-    assert_one_count(&in_turns(&[far(), far()], 5, Duration::from_secs(3)).await);
 }
 
 #[tokio::test]

@@ -1,11 +1,8 @@
 //! The operator's view of a Redis that is stopped, frozen, slow, partly down, cut off, or refuses:
-//! the metrics of docs/observing.md, the log, and the alerts that these metrics trigger.
+//! the metrics of docs/observing.md and the log. docs/operations/alerts-test.yml has the alerts that
+//! such metrics trigger.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::io;
-use std::process::Command;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use harness::{ALONE, Proxy, Server, free_port};
@@ -15,7 +12,9 @@ use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
 use tracing::subscriber::DefaultGuard;
 
-use crate::cluster_and_sentinel::{cluster_with, urls, watched};
+use crate::cluster_and_sentinel::{cluster_with, urls};
+use crate::outage::Log;
+use crate::silent_hosts::watched;
 
 /// Requests that are in flight at a time, of one node.
 const TASKS: u64 = 8;
@@ -32,19 +31,6 @@ struct Operator {
     _subscriber: DefaultGuard,
 }
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("no panic").write(text)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 impl Operator {
     fn start() -> Self {
         // The buckets are those of docs/observing.md.
@@ -54,17 +40,11 @@ impl Operator {
             .expect("buckets")
             .build_recorder();
         let (handle, log) = (recorder.handle(), Log::default());
-        let of = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(move || of.clone())
-            .with_max_level(tracing::Level::WARN)
-            .finish();
         Self {
             handle,
+            _subscriber: log.start(),
             log,
             _recorder: metrics::set_default_local_recorder(Box::leak(Box::new(recorder))),
-            _subscriber: tracing::subscriber::set_default(subscriber),
         }
     }
 
@@ -77,8 +57,7 @@ impl Operator {
 
     /// The lines of the log that report the beginning of a failure.
     fn failures(&self) -> Vec<String> {
-        let text = self.log.0.lock().expect("no panic").clone();
-        let text = String::from_utf8(text).expect("text");
+        let text = self.log.text();
         let fails = text.lines().filter(|line| line.contains("the store fails"));
         fails.map(str::to_owned).collect()
     }
@@ -204,51 +183,6 @@ impl Measured {
             && onset.without_store() <= 8 * TASKS
             && (later.without_store(), later.failures(), later.connections()) == (0, 0, 0)
     }
-
-    /// Runs the alert rules on ten minutes of calm and 25 of this outage. `firing`: what fires three
-    /// minutes after its start, and 22 minutes after.
-    fn alerts(&self, what: &str, firing: [&[&str]; 2]) {
-        let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations/alerts.yml");
-        if Command::new("promtool").arg("--version").output().is_err() {
-            return eprintln!("skipped: there is no promtool (Debian: apt-get install prometheus)");
-        }
-        let mut test = format!("rule_files: ['{rules}']\nevaluation_interval: 1m\ntests:\n");
-        let _ = write!(test, "  - name: {what}\n    interval: 1m\n    input_series:\n");
-        for name in self.later.0.keys().filter(|name| !name.contains("quantile")) {
-            let of = |rise: &Rise| rise.0.get(name).copied().unwrap_or_default();
-            let (calm, onset) = (of(&self.calm), of(&self.onset));
-            let later = of(&self.later) / OUTAGE.as_secs_f64();
-            let mut value = 0.0;
-            let minutes = (0..36).map(|minute| {
-                value += match minute {
-                    0 => 0.0,
-                    1..11 => 60.0 * calm,
-                    11 => onset + 59.0 * later,
-                    _ => 60.0 * later,
-                };
-                value.to_string()
-            });
-            let values = minutes.collect::<Vec<_>>().join(" ");
-            let _ = write!(test, "      - series: '{name}'\n        values: '{values}'\n");
-        }
-        test.push_str("    promql_expr_test:\n");
-        let [soon, late] = firing;
-        for (minute, firing) in [(10, &[][..]), (14, soon), (33, late)] {
-            let expr = "count by (alertname) (ALERTS{alertstate=\"firing\"})";
-            let _ = write!(test, "      - expr: {expr}\n        eval_time: {minute}m\n");
-            test.push_str("        exp_samples:\n");
-            for alert in firing {
-                let labels = format!("{{alertname=\"{alert}\"}}");
-                let _ = write!(test, "          - labels: '{labels}'\n            value: 1\n");
-            }
-        }
-        let file = tempfile::Builder::new().suffix(".yml").tempfile().expect("a file");
-        std::fs::write(file.path(), &test).expect("it is written");
-        let run = Command::new("promtool").args(["test", "rules"]).arg(file.path()).output();
-        let run = run.expect("promtool runs");
-        let said = [run.stdout, run.stderr].concat();
-        assert!(run.status.success(), "{what}: {}\n{test}", String::from_utf8_lossy(&said));
-    }
 }
 
 fn limiter(store: RedisStore) -> Limiter {
@@ -258,8 +192,6 @@ fn limiter(store: RedisStore) -> Limiter {
 fn redis_at(url: &str) -> Limiter {
     limiter(RedisStore::new(url).expect("an address"))
 }
-
-const WITHOUT_STORE: &[&str] = &["RateLimitWithoutStore"];
 
 #[tokio::test]
 async fn a_stopped_server_has_no_calls_and_each_request_is_answered_without_it() {
@@ -279,7 +211,6 @@ async fn a_stopped_server_has_no_calls_and_each_request_is_answered_without_it()
     assert_eq!(later.without_store(), later.decisions());
     let lines = operator.failures();
     assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&name)), "{lines:?}");
-    measured.alerts("stopped", [WITHOUT_STORE, WITHOUT_STORE]);
 }
 
 #[tokio::test]
@@ -303,7 +234,6 @@ async fn a_frozen_server_fails_the_calls_that_were_in_flight_and_gets_no_others(
     let lines = operator.failures();
     let name = format!("server=\"127.0.0.1:{}\"", server.port);
     assert!(lines[0].contains(&name) && lines[0].contains("did not answer"), "{lines:?}");
-    measured.alerts("frozen", [WITHOUT_STORE, WITHOUT_STORE]);
 }
 
 /// The first call after a pause checks the connection, and those beside or after it don't.
@@ -345,7 +275,6 @@ async fn a_slow_server_decides_and_is_seen_in_the_histogram() {
     assert_eq!((later.without_store(), later.failures(), later.within("0.1")), (0, 0, 0));
     assert!(later.calls() > 0 && later.decisions() > 0);
     assert!(operator.failures().is_empty(), "{:?}", operator.failures());
-    measured.alerts("slow", [&[], &["RateLimitStoreSlow"]]);
 }
 
 #[tokio::test]
@@ -371,7 +300,6 @@ async fn a_shard_that_is_down_is_named_and_the_others_are_called() {
     let lines = operator.failures();
     assert!(lines[0].contains(&names[1]), "{lines:?}");
     assert!(lines.iter().all(|line| !line.contains(&names[0]) && !line.contains(&names[2])));
-    measured.alerts("one shard", [WITHOUT_STORE, WITHOUT_STORE]);
 }
 
 #[tokio::test]
@@ -397,8 +325,6 @@ async fn cut_connections_fail_the_calls_in_flight_and_are_made_again() {
     let Measured { onset, later, .. } = &measured;
     assert!((1..=3).contains(&onset.connections()), "{} connections", onset.connections());
     assert!(later.calls() > 0);
-    let soon = if onset.without_store() > 0 { WITHOUT_STORE } else { &[] };
-    measured.alerts("cut", [soon, &[]]);
 }
 
 #[tokio::test]
@@ -419,8 +345,6 @@ async fn a_server_that_refuses_is_called_now_and_then_and_all_of_these_calls_fai
     assert_eq!(later.without_store(), later.decisions());
     let lines = operator.failures();
     assert!(lines[0].contains("Redis refused the command (OOM)"), "{lines:?}");
-    let both = &["RateLimitStoreFails", "RateLimitWithoutStore"];
-    measured.alerts("refuses", [WITHOUT_STORE, both]);
 }
 
 #[tokio::test]
@@ -450,8 +374,8 @@ async fn log_and_metrics_say_what_the_policy_does_and_never_a_credential() {
              server=\"127.0.0.1:{port}\" error=Redis can't be reached"
         );
         assert!(!lines.is_empty() && lines.iter().all(|of| of.contains(&line)), "{lines:?}");
-        let (log, series) = (operator.log.0.lock().expect("no panic").clone(), operator.series());
-        assert!(!String::from_utf8(log).expect("text").contains("hunter2"));
+        let series = operator.series();
+        assert!(!operator.log.text().contains("hunter2"));
         for of in ["local", "allow", "deny"] {
             let name =
                 format!("tower_fixed_window_without_store_total{{scope=\"api\",policy=\"{of}\"}}");
@@ -467,8 +391,8 @@ async fn behind_sentinel_the_log_names_the_master() {
     let operator = Operator::start();
     let limiter = limiter(watched.store());
     assert!(limiter.check(1).await.expect("it answers").allowed());
-    // Without a Sentinel, there is no failover.
-    watched.sentinel.kill();
+    // Without Sentinels, there is no failover.
+    watched.sentinels.iter_mut().for_each(Server::kill);
     let name = format!("server=\"127.0.0.1:{}\"", watched.master.port);
     watched.master.kill();
     assert!(limiter.check(1).await.expect("memory answers").is_local());

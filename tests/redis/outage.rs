@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use harness::{ALONE, Proxy, Server, ask, free_port, wait_for};
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::{FixedWindowLayer, Key, Limiter, OnStoreFailure, Quota, Receipt};
+use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
 
 const DEADLINE: Duration = Duration::from_millis(250);
 /// The delay that a noisy machine may add.
 const NOISE: Duration = Duration::from_millis(500);
+/// A second, and such a delay.
+pub(crate) const SECOND: Duration = Duration::from_millis(1_500);
 const LIMIT: u64 = 200;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -32,10 +33,6 @@ pub(crate) struct Answer {
 impl Answer {
     pub(crate) fn is_by(&self, by: By) -> bool {
         self.by == by
-    }
-
-    pub(crate) fn asked(&self) -> Instant {
-        self.asked
     }
 }
 
@@ -89,6 +86,13 @@ impl Load {
         }
     }
 
+    /// Asserts that Redis answers again within a second.
+    pub(crate) async fn joins(&self, since: Instant) {
+        let back = self.answered_by(By::Redis, since).await;
+        println!("joined after {back:?}");
+        assert!(back < SECOND, "{back:?}");
+    }
+
     /// Ends the load, and asserts that each request had its answer in time.
     pub(crate) async fn finish(self, what: &str) -> Vec<Answer> {
         self.stop.store(true, Ordering::Relaxed);
@@ -105,6 +109,19 @@ impl Load {
         );
         assert!(slowest < DEADLINE + NOISE, "{what}: the slowest took {slowest:?}");
         assert_eq!(of(By::Nobody), 0, "{what}: some were left without an answer");
+        answers
+    }
+}
+
+impl Load {
+    /// Ends the load, and asserts that all keys were in Redis again within a second.
+    pub(crate) async fn finish_by_redis(self, since: Instant, what: &str) -> Vec<Answer> {
+        let answers = self.finish(what).await;
+        assert!(answers.iter().any(|answer| answer.is_by(By::Redis)), "{what}: it joins");
+        let late = answers.iter().filter(|answer| answer.is_by(By::Memory));
+        let last = late.map(|answer| answer.asked.saturating_duration_since(since)).max();
+        println!("{what}: the last by memory {last:?} later");
+        assert!(last.unwrap_or_default() < SECOND, "{what}: memory answered after {last:?}");
         answers
     }
 }
@@ -141,43 +158,13 @@ async fn a_killed_server_is_used_again_after_its_restart() {
         load.answered_by(By::Memory, Instant::now()).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         server.restart();
-        let back = load.answered_by(By::Redis, Instant::now()).await;
-        println!("joined {back:?} after its return");
-        assert!(back < Duration::from_secs(1), "{back:?}");
+        load.joins(Instant::now()).await;
     }
     tokio::time::sleep(Duration::from_millis(500)).await;
     let answers = load.finish("killed").await;
     // Redis was empty after each of two restarts, and memory limits once per node.
     assert_eq!(passed(&answers, By::Redis), LIMIT * 3, "a limit for each life of Redis");
     assert_eq!(passed(&answers, By::Memory), LIMIT * 3, "a limit for each node");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn no_request_is_counted_twice_when_the_server_is_killed_or_frozen() {
-    let _alone = ALONE.lock().await;
-    let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]) else {
-        return;
-    };
-    let node = |_| limiter(RedisStore::new(server.url()).expect("an address"), 1_000_000_000);
-    let load = Load::start(&(0..3).map(node).collect::<Vec<_>>(), 1, 16);
-    for _ in 0..3 {
-        load.answered_by(By::Redis, Instant::now()).await;
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        server.kill();
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        server.restart();
-        load.answered_by(By::Redis, Instant::now()).await;
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        server.freeze();
-        tokio::time::sleep(Duration::from_millis(600)).await;
-        server.thaw();
-    }
-    load.answered_by(By::Redis, Instant::now()).await;
-    let answers = load.finish("killed and frozen").await;
-    let (used, by_redis) = (used(&server), passed(&answers, By::Redis));
-    println!("{} asked, {by_redis} answered by Redis, {used} counted", answers.len());
-    assert!(used <= answers.len() as u64, "counted {used} of {} requests", answers.len());
-    assert!(used >= by_redis, "counted {used}, answered {by_redis}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -193,9 +180,7 @@ async fn requests_are_answered_in_time_while_the_server_is_frozen() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     let thawed = Instant::now();
     server.thaw();
-    let back = load.answered_by(By::Redis, thawed).await;
-    println!("joined {back:?} after it came to");
-    assert!(back < Duration::from_secs(1), "{back:?}");
+    load.joins(thawed).await;
     let answers = load.finish("frozen").await;
     assert_eq!(passed(&answers, By::Redis), LIMIT);
     assert_eq!(passed(&answers, By::Memory), LIMIT * 3);
@@ -211,28 +196,6 @@ async fn requests_are_answered_in_time_while_the_server_is_frozen() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn flushed_scripts_are_loaded_again_without_an_error() {
-    let _alone = ALONE.lock().await;
-    let Some(server) = Server::start() else { return };
-    // The limit refuses no request: a remembered refusal would cause no calls.
-    let node = |_| {
-        // A busy machine misses the usual deadline.
-        let store = RedisStore::new(server.url()).expect("an address");
-        limiter(store.deadline(Duration::from_secs(20)), 1_000_000_000)
-    };
-    let load = Load::start(&(0..3).map(node).collect::<Vec<_>>(), 1, 16);
-    load.answered_by(By::Redis, Instant::now()).await;
-    for _ in 0..50 {
-        server.ask::<String>(&["SCRIPT", "FLUSH"]);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let answers = load.finish("scripts flushed").await;
-    assert!(answers.iter().all(|answer| answer.by == By::Redis), "not noticed");
-    assert_eq!(passed(&answers, By::Redis), answers.len() as u64);
-    assert_eq!(used(&server), answers.len() as u64);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn nodes_started_while_redis_is_down_connect_when_it_starts() {
     let _alone = ALONE.lock().await;
     let port = free_port();
@@ -241,9 +204,7 @@ async fn nodes_started_while_redis_is_down_connect_when_it_starts() {
     load.answered_by(By::Memory, Instant::now()).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let Some(server) = Server::on(port, &[]) else { return };
-    let back = load.answered_by(By::Redis, Instant::now()).await;
-    println!("joined {back:?} after its start");
-    assert!(back < Duration::from_secs(1), "{back:?}");
+    load.joins(Instant::now()).await;
     drop(server);
     load.finish("started while Redis was down").await;
 }
@@ -331,9 +292,7 @@ async fn the_store_reconnects_when_its_master_becomes_a_replica() {
     load.answered_by(By::Memory, Instant::now()).await;
     let moved = Instant::now();
     port.store(new.port, Ordering::SeqCst);
-    let back = load.answered_by(By::Redis, moved).await;
-    println!("joined {back:?} after the address had changed");
-    assert!(back < Duration::from_secs(1), "{back:?}");
+    load.joins(moved).await;
     load.finish("turned into a replica").await;
 }
 
@@ -467,62 +426,6 @@ async fn a_call_that_two_replicas_refuse_has_failed() {
     assert!(proxy.made() - before < 10, "{} connections", proxy.made() - before);
 }
 
-/// Tokens granted by memory are refunded to memory, since Redis has not counted them.
-#[tokio::test]
-async fn tokens_granted_by_memory_are_refunded_to_memory() {
-    let port = free_port();
-    let store = RedisStore::new(format!("redis://127.0.0.1:{port}/")).expect("an address");
-    let limiter = limiter(store, 5);
-    let receipt = limiter.charge(0, 3).await.expect("it answers").expect("it passed");
-    assert!(receipt.decision().is_local());
-    let Some(server) = Server::on(port, &[]) else { return };
-    // The 3 tokens are of memory, which refuses 4 more until Redis is asked again.
-    let of_redis = |receipt: Receipt| !receipt.decision().is_local();
-    while !limiter.charge(0, 4).await.expect("it answers").is_ok_and(of_redis) {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    assert_eq!(used(&server), 4);
-    limiter.refund(receipt).await.expect("it answers");
-    assert_eq!(used(&server), 4, "Redis gave nothing for it, and gets nothing back");
-}
-
-#[tokio::test]
-async fn each_layer_has_its_own_store_failure_policy() {
-    let dead = format!("redis://127.0.0.1:{}/", free_port());
-    let answer = async |policy| {
-        let layer = FixedWindowLayer::new(
-            Quota::per_minute(1)
-                .name("policy")
-                .key(Key::global())
-                .store(RedisStore::new(dead.as_str()).expect("an address").on_failure(policy)),
-        );
-        let mut service = layer.layer(service_fn(async |_: http::Request<()>| {
-            Ok::<_, std::convert::Infallible>(http::Response::new(bytes::Bytes::new()))
-        }));
-        let mut statuses = Vec::new();
-        for _ in 0..3 {
-            let response = service.ready().await.expect("it is").call(http::Request::new(()));
-            let response = response.await.expect("no error");
-            let limit = response.headers().contains_key("x-ratelimit-limit");
-            let retry = response.headers().contains_key("retry-after");
-            statuses.push((response.status().as_u16(), limit, retry));
-        }
-        statuses
-    };
-    let local = [(200, true, false), (429, true, true), (429, true, true)];
-    assert_eq!(answer(OnStoreFailure::Local).await, local);
-    assert_eq!(
-        answer(OnStoreFailure::Allow).await,
-        [(200, false, false); 3],
-        "unknown: no headers"
-    );
-    assert_eq!(
-        answer(OnStoreFailure::Deny).await,
-        [(503, false, true); 3],
-        "not the client's fault"
-    );
-}
-
 #[tokio::test]
 async fn errors_name_no_address_and_no_key() {
     let store = RedisStore::new("redis://user:hunter2@127.0.0.1:1/").expect("an address");
@@ -533,16 +436,6 @@ async fn errors_name_no_address_and_no_key() {
     assert!(format!("{store:?}").starts_with("RedisStore { deadline: 250ms, fallback: "));
     let error = RedisStore::new("http://user:hunter2@127.0.0.1/").expect_err("no address");
     assert_eq!(error.to_string(), "not a URL of Redis: write redis://host:6379/");
-}
-
-#[tokio::test]
-async fn limiters_that_share_a_count_also_share_it_in_the_fallback() {
-    let dead = format!("redis://127.0.0.1:{}/", free_port());
-    let store = RedisStore::new(dead.as_str()).expect("an address");
-    let (one, other) = (limiter(store.clone(), 1), limiter(store.clone(), 1));
-    assert!(one.check("ann").await.expect("memory answers").allowed());
-    assert!(!other.check("ann").await.expect("memory answers").allowed(), "one further limit");
-    assert_eq!(store.fallback().live_entries(), 1);
 }
 
 /// The log names the cause and the remedy, and no secret.

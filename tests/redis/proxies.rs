@@ -1,13 +1,11 @@
 //! Servers and proxies that lack something that Redis has, or know less than they forward (S31).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use harness::{Command, Fate, Server, contains, gateway};
-use tokio::sync::mpsc::unbounded_channel;
-use tokio::time::timeout;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
 
@@ -100,17 +98,6 @@ async fn nodes_share_their_counts_where_there_is_no_script_command() {
         assert_eq!(passed(&nodes, 1).await, 3, "{what}");
         assert_eq!(passed(&nodes, 2).await, 3, "{what}");
     }
-}
-
-#[tokio::test]
-async fn a_user_without_the_script_command_counts_in_redis() {
-    let Some(server) = Server::start() else { return };
-    server.ask::<()>(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all", "-script"]);
-    let node = || {
-        let url = format!("redis://app:secret@127.0.0.1:{}/", server.port);
-        limiter(RedisStore::new(url).expect("an address"))
-    };
-    assert_eq!(passed(&[node(), node()], 1).await, 3);
 }
 
 /// The proxy chooses between two servers by the first key. All other commands go to one of them.
@@ -212,27 +199,4 @@ async fn a_charge_takes_its_script_along_at_most_once() {
     let error = limiter(store(port)).check(1_u64).await.expect_err("nothing is decided");
     assert_eq!(error.to_string(), "Redis refused the command (NOSCRIPT)");
     assert_eq!(sent.load(Ordering::Relaxed), 2);
-}
-
-/// Or callers that never wait for two round trips would not bring it, nor find out about a replica.
-#[tokio::test]
-async fn a_charge_takes_its_script_along_although_its_caller_has_left() {
-    let (tell, mut told) = unbounded_channel();
-    let (left, until_left) = mpsc::channel::<()>();
-    let until_left = Mutex::new(until_left);
-    let port = gateway(move |command| {
-        if contains(command, "tfw1:{api") {
-            tell.send(command[0].clone()).expect("the test waits for it");
-            let _ = until_left.lock().expect("no panic").recv();
-        }
-        Fate::Answer(NO_SCRIPT.to_owned())
-    });
-    let limiter = limiter(store(port));
-    tokio::select! {
-        answer = limiter.check(1_u64) => panic!("{answer:?} before the server's"),
-        sent = told.recv() => assert_eq!(sent.expect("it is sent"), b"EVALSHA"),
-    }
-    drop(left);
-    let sent = timeout(DEADLINE, told.recv()).await.expect("the script is brought");
-    assert_eq!(sent.expect("it is sent"), b"EVAL");
 }

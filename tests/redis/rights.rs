@@ -6,15 +6,23 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use harness::{Fate, Server, gateway, wait_for};
+use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, IntoConnectionInfo};
 use tower_fixed_window::{Limiter, Limits, Line, OnStoreFailure, Quota, Quotas};
 use tower_fixed_window_redis::RedisStore;
 
-/// The rights that the guide says a user needs.
-fn documented() -> Vec<&'static str> {
+use crate::cluster_and_sentinel::urls;
+use crate::silent_hosts::watched;
+
+/// The rights that the guide says a user needs, from `begins` to the end of the code.
+fn documented_from(begins: &str) -> Vec<&'static str> {
     let guide = include_str!("../../redis/README.md");
-    let from = guide.find("~tfw1:* +").expect("it is documented");
+    let from = guide.find(begins).expect("it is documented");
     guide[from..].split('`').next().expect("it ends").split_whitespace().collect()
+}
+
+fn documented() -> Vec<&'static str> {
+    documented_from("~tfw1:* +")
 }
 
 fn change_user(server: &Server, rights: &[&str]) {
@@ -48,6 +56,44 @@ fn quotas_of_each_path() -> [Quotas; 4] {
 }
 
 #[tokio::test]
+async fn the_documented_rights_are_enough() {
+    let Some(server) = Server::start() else { return };
+    add_user(&server);
+    server.ask::<String>(&["ACL", "SETUSER", "default", "resetpass", "off"]);
+    let right = limiter(store(&server)).with_quotas(quotas_of_each_path()[1]);
+    let receipt = right.charge("ann", 2).await.expect("it answers").expect("it passed");
+    right.refund(receipt).await.expect("it may");
+    assert!(right.with_quotas(Quota::per_hour(5)).check("ann").await.expect("it may").allowed());
+    right.reset("ann").await.expect("it may");
+    let wrong = RedisStore::new(format!("redis://limiter:wrong@127.0.0.1:{}/", server.port));
+    let error = wrong.expect("an address").ping().await.expect_err("another password");
+    assert_eq!(error.to_string(), "Redis refused the password");
+}
+
+/// On the master, and on the Sentinels.
+#[tokio::test]
+async fn the_documented_rights_are_enough_with_sentinel() {
+    let Some(watched) = watched() else { return };
+    add_user(&watched.master);
+    change_user(&watched.master, &documented_from("+role"));
+    for sentinel in &watched.sentinels {
+        change_user(sentinel, &["reset", "on", ">secret"]);
+        change_user(sentinel, &documented_from("+sentinel|masters"));
+    }
+    let store = RedisStore::sentinel(urls(&watched.sentinels), |url| {
+        let sentinel = url.into_connection_info()?.addr().clone();
+        SentinelClientBuilder::new([sentinel], "mymaster", SentinelServerType::Master)?
+            .set_client_to_sentinel_username("limiter")
+            .set_client_to_sentinel_password("secret")
+            .set_client_to_redis_username("limiter")
+            .set_client_to_redis_password("secret")
+            .build()
+    });
+    let store = store.expect("an address").deadline(Duration::from_secs(20));
+    store.ping().await.expect("it may");
+}
+
+#[tokio::test]
 async fn the_first_charge_says_which_right_is_missing() {
     let Some(server) = Server::start() else { return };
     for right in documented().into_iter().filter_map(|right| right.strip_prefix('+')) {
@@ -76,13 +122,10 @@ async fn the_first_charge_says_which_command_is_missing() {
         let Some(server) = Server::with(&["--save", "", "--rename-command", command, ""]) else {
             return;
         };
-        let error = store(&server).ping().await.expect_err("it is not there");
+        let store = RedisStore::new(server.url()).expect("an address");
+        let limiter = limiter(store.deadline(Duration::from_secs(20)));
         let says = format!("Redis lacks a command that is needed ({command})");
-        let url = server.url();
-        let store = RedisStore::new(url).expect("an address").deadline(Duration::from_secs(20));
-        let limiter = limiter(store);
-        let _ = error;
-        assert_eq!(limiter.check("ann").await.expect_err("as well").to_string(), says);
+        assert_eq!(limiter.check("ann").await.expect_err("it is not there").to_string(), says);
         assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0);
     }
 }
@@ -131,7 +174,9 @@ async fn a_right_that_is_withdrawn_fails_before_anything_is_written() {
     let Some(server) = Server::start() else { return };
     for shared in [true, false] {
         for quotas in quotas_of_each_path() {
-            for right in ["hgetall", "pexpireat", "hlen", "hset", "hincrby", "hmget", "time"] {
+            for right in
+                ["hgetall", "pexpireat", "hlen", "hset", "hincrby", "hmget", "time", "evalsha"]
+            {
                 add_user(&server);
                 server.ask::<()>(&["FLUSHALL"]);
                 let one = store(&server);

@@ -1,7 +1,7 @@
 //! Runtimes that start, end, and stand still: the store depends on none of them.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use harness::{ALONE, Proxy, Server, wait_for};
@@ -119,18 +119,6 @@ fn a_runtime_that_loses_its_connection_fails_no_request_of_another() {
         stop.store(true, Ordering::Relaxed);
         assert_eq!(locals, 0, "of 20");
     });
-}
-
-/// As with `#[tokio::test]`, which makes a runtime for each test.
-#[test]
-fn a_static_store_is_shared_by_runtimes_that_come_and_go() {
-    static LIMITER: OnceLock<Limiter> = OnceLock::new();
-    let Some(server) = Server::start() else { return };
-    let used = async || used(LIMITER.get_or_init(|| patient(&store(&server.url())))).await;
-    for i in 0..5 {
-        let seen = runtime().block_on(async { [used().await, used().await] });
-        assert_eq!(seen, [(2 * i + 1, false), (2 * i + 2, false)]);
-    }
 }
 
 /// Starts threads that make a runtime for every 25 requests, and returns how many requests Redis
@@ -275,36 +263,14 @@ fn ping_checks_at_startup_whether_redis_can_be_reached() {
         };
         assert_eq!(ping(server.url()).await, Ok(()));
         assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "nothing was written");
+        server.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
+        let error = ping(server.url()).await.expect_err("a replica takes no writes");
+        assert_eq!(error, "Redis is a replica here (READONLY)");
         let nobody = "redis://127.0.0.1:1/".to_owned();
         let error = ping(nobody).await.expect_err("nobody is there");
         assert_eq!(error, "Redis can't be reached (connection refused)");
         server.ask::<String>(&["CONFIG", "SET", "requirepass", "hunter2"]);
         let error = ping(server.url()).await.expect_err("it wants a password");
         assert_eq!(error, "Redis refused the command (NOAUTH)");
-    });
-}
-
-/// An app without the right to write should fail at its start.
-#[test]
-fn ping_checks_at_startup_whether_decisions_may_be_written() {
-    let Some(server) = Server::start() else { return };
-    let rights = "on >secret resetkeys ~tfw1:* nocommands +eval +evalsha +time +hget +hmget";
-    let mut command = vec!["ACL", "SETUSER", "reader"];
-    command.extend(rights.split_whitespace());
-    server.ask::<String>(&command);
-    runtime().block_on(async {
-        let url = format!("redis://reader:secret@127.0.0.1:{}/", server.port);
-        let store = RedisStore::new(url).expect("an address");
-        let error = store.ping().await.expect_err("it may not write");
-        let lacks = "(hincrby, hset, hlen, hgetall, pexpireat, del)";
-        assert_eq!(
-            error.to_string(),
-            format!("Redis does not permit a command that is needed {lacks}")
-        );
-        let store = RedisStore::new(server.url()).expect("an address");
-        store.ping().await.expect("it may");
-        server.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]);
-        let error = store.ping().await.expect_err("a replica takes no writes");
-        assert_eq!(error.to_string(), "Redis is a replica here (READONLY)");
     });
 }
