@@ -35,5 +35,4 @@ mod silent_hosts;
 mod stored_keys;
 mod tls;
 mod traffic;
-mod unplug;
 mod weathers;
