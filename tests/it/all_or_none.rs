@@ -6,15 +6,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::routing::any;
-use http::request::Builder;
-use http::{Request, Response, StatusCode};
-use tokio::time::{Instant, sleep, timeout};
-use tower_fixed_window::key::header;
-use tower_fixed_window::testing::{ask, ask_around, block_on};
+use http::{Request, Response};
+use tokio::time::{Instant, sleep};
+use tower_fixed_window::testing::{ask, block_on};
 use tower_fixed_window::{
-    FixedWindowLayer, Headers, Key, KeyExtractor, Limit, Limiter, Limits, Line, ManualClock,
-    MemoryStore, OnStoreFailure, Quota, Store, TrueCost,
+    FixedWindowLayer, Headers, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore,
+    OnStoreFailure, Quota, Store,
 };
 
 use crate::support::FarStore;
@@ -25,35 +22,6 @@ const NOW_MS: u64 = 1_700_000_040_000;
 fn limits<const N: usize>(limits: [Limit; N]) -> (Limits, ManualClock) {
     let clock = ManualClock::at_ms(NOW_MS);
     (Limits::new(limits).store(MemoryStore::new().clock(clock.clone())), clock)
-}
-
-fn gateway() -> [Limit; 3] {
-    [
-        Quota::per_minute(6).name("requests").key(header("x-org")),
-        Quota::per_hour(1_000).name("tokens").key(header("x-org")).cost_fn(|parts| {
-            parts.headers.get("x-tokens").map_or(10, |n| n.to_str().unwrap().parse().unwrap())
-        }),
-        Quota::per_day(50).name("cents").key(header("x-user")).cost_fn(|_| 5),
-    ]
-}
-
-fn request(user: &str) -> Builder {
-    Request::get("/").header("x-org", "acme").header("x-user", user)
-}
-
-fn used(limits: &Limits, key_of: impl Fn(&str) -> Key) -> Vec<u64> {
-    let of = |name| block_on(limits.of(name).peek(key_of(name))).expect("it answers").used();
-    ["requests", "tokens", "cents"].map(of).into()
-}
-
-fn key_of(user: &'static str) -> impl Fn(&str) -> Key {
-    let key = |name: &'static str, value: &'static str| {
-        let request = Request::get("/").header(name, value).body(()).expect("valid");
-        let mut key = Key::default();
-        header(name).extract(&request.into_parts().0, &mut key).expect("it is there");
-        key
-    };
-    move |limit| if limit == "cents" { key("x-user", user) } else { key("x-org", "acme") }
 }
 
 fn header_of<'r, B>(response: &'r Response<B>, name: &str) -> &'r str {
@@ -67,35 +35,6 @@ fn body(response: &Response<bytes::Bytes>) -> &str {
 fn fields<B>(response: &Response<B>) -> [&str; 4] {
     ["limit", "remaining", "used", "resource"]
         .map(|field| header_of(response, &format!("x-ratelimit-{field}")))
-}
-
-#[test]
-fn a_request_passes_if_all_limits_hold_and_a_refusal_takes_from_none() {
-    let (limits, clock) = limits(gateway());
-    let layer = FixedWindowLayer::new(&limits);
-
-    let response = ask(&layer, request("ann"));
-    assert_eq!(fields(&response), ["6", "5", "1", "requests"], "the smallest part is left of it");
-    assert_eq!(used(&limits, key_of("ann")), [1, 10, 5]);
-
-    let response = ask(&layer, request("ann").header("x-tokens", "991"));
-    assert_eq!(response.status(), 429);
-    assert_eq!(fields(&response), ["1000", "0", "10", "tokens"]);
-    assert_eq!(header_of(&response, "retry-after"), "2760", "the hour began 14 min before");
-    assert!(body(&response).contains(r#""violated-policies":["tokens:1000/hour"]"#));
-    assert_eq!(used(&limits, key_of("ann")), [1, 10, 5], "nothing is taken of any");
-
-    for _ in 0..5 {
-        assert_eq!(ask(&layer, request("bob")).status(), 200);
-    }
-    let response = ask(&layer, request("ann"));
-    assert_eq!(
-        (response.status(), fields(&response)),
-        (StatusCode::TOO_MANY_REQUESTS, ["6", "0", "6", "requests"])
-    );
-    assert_eq!(used(&limits, key_of("ann")), [6, 60, 5]);
-    clock.advance(Duration::from_secs(60));
-    assert_eq!(ask(&layer, request("ann")).status(), 200);
 }
 
 #[test]
@@ -123,39 +62,6 @@ fn the_body_and_the_ietf_fields_name_all_limits() {
     );
     assert!(body(&response).contains("API rate limit exceeded: a:1/minute, c:1/day"));
     assert_eq!(header_of(&response, "ratelimit-policy"), policies);
-}
-
-fn settled() -> [Limit; 3] {
-    [
-        Quota::per_minute(6).name("requests").key(Key::global()),
-        Quota::per_hour(1_000).name("tokens").key(Key::global()).cost_fn(|_| 100).settled(),
-        Quota::per_day(50).name("cents").key(Key::global()).cost_fn(|_| 5).settled(),
-    ]
-}
-
-#[test]
-fn a_response_settles_each_limit_by_its_name() {
-    let (limits, _) = limits(settled());
-    let layer = FixedWindowLayer::new(&limits);
-    let answer = |cost: TrueCost| {
-        let response = ask_around(&layer, any(axum::Extension(cost)), Request::get("/"));
-        assert_eq!(response.status(), 200);
-        response
-    };
-    let used = || used(&limits, |_| Key::global());
-    let response = answer(TrueCost::of("tokens", 712).and("cents", 4));
-    assert_eq!(used(), [1, 712, 4]);
-    assert_eq!(fields(&response)[..3], ["1000", "288", "712"], "after the correction");
-    answer(TrueCost::of("cents", 0));
-    assert_eq!(used(), [2, 812, 4], "what is not named keeps its charge");
-    // `requests` is not settled, so its true cost changes nothing.
-    answer(TrueCost::of("requests", 7));
-    assert_eq!(used(), [3, 912, 9]);
-    let response = ask(&layer, Request::get("/"));
-    assert_eq!(
-        (response.status(), fields(&response)[3]),
-        (StatusCode::TOO_MANY_REQUESTS, "tokens")
-    );
 }
 
 const NAMES: [&str; 3] = ["one", "two", "three"];
@@ -267,21 +173,6 @@ async fn counted(store: &FarStore) -> [u64; 3] {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_returns_what_was_taken_before_it_answers() {
-    let store = FarStore::new(|| DELAY);
-    let limits = in_order(store.clone());
-    for passed in 1..=2 {
-        assert!(limits.check(lines(1)).await.unwrap().allowed());
-        assert_eq!(counted(&store).await, [passed; 3]);
-    }
-    let refused = limits.check(lines(1)).await.unwrap();
-    assert_eq!(counted(&store).await, [2; 3]);
-    assert_eq!((refused.allowed(), refused.name()), (false, "cents"));
-    let requests = refused.of("requests").unwrap();
-    assert_eq!((requests.allowed(), requests.granted(), requests.used()), (true, 0, 2));
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_refusal_is_until_the_last_limit_that_refuses_has_room() {
     let store = FarStore::new(|| DELAY);
     let limits = in_order(store.clone());
@@ -295,22 +186,6 @@ async fn a_refusal_is_until_the_last_limit_that_refuses_has_room() {
     assert_eq!(refused.retry_at(), refused.of("cents").unwrap().retry_at());
     assert!(refused.retry_at() > refused.of("tokens").unwrap().retry_at());
     assert_eq!(counted(&store).await, [0, 5, 2]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_charge_that_is_dropped_at_any_moment_keeps_nothing() {
-    // With its refusal: three charges, then returns and peeks.
-    for ms in 0..9 * DELAY {
-        for tokens in [1, 6] {
-            let store = FarStore::new(|| DELAY);
-            let limits = in_order(store.clone());
-            let asked = timeout(Duration::from_millis(ms), limits.check(lines(tokens))).await;
-            sleep(Duration::from_secs(1)).await;
-            let passed = asked.is_ok_and(|asked| asked.unwrap().allowed());
-            let (expected, when) = (if passed { [1; 3] } else { [0; 3] }, (ms, tokens));
-            assert_eq!(counted(&store).await, expected, "dropped after {when:?}");
-        }
-    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -257,7 +257,6 @@ proptest! {
         for (cost, wait) in asked {
             now += wait;
             clock.set_ms(now);
-            let before = limiters.each_ref().map(standing);
             let response = ask(&service, cost);
             let told = github(response.headers());
             let speaker = limit_headers(&response)["resource"].to_owned();
@@ -278,9 +277,6 @@ proptest! {
                 let names = items(response.headers(), "ratelimit");
                 prop_assert!(names.iter().all(|(name, _)| name.starts_with(&speaker)));
                 assert_ietf(response.headers(), all[speaking].as_ref(), true);
-                // Those around it have counted what passed them (S9).
-                let left = |i: usize| before[i].remaining - if i < speaking { cost } else { 0 };
-                prop_assert_eq!([0, 1, 2].map(left), after.map(|s| s.remaining));
             }
         }
     }

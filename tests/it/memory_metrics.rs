@@ -56,8 +56,7 @@ fn len_stays_within_the_bound() {
 
 #[test]
 fn each_of_several_limits_without_an_entry_is_an_overflow() {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
     let (store, _) = store(1);
     let limits = Limits::new(["requests", "tokens"].map(|name| Quota::per_week(5).name(name)));
     let limits = limits.store(store.clone());

@@ -9,14 +9,15 @@ use std::time::{Duration, SystemTime};
 use axum::body::Body;
 use futures_util::future::{FutureExt, join_all};
 use http::{Request, Response};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics::LocalRecorderGuard;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
 use tower_fixed_window::testing::{self, block_on};
 use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, OnStoreFailure,
-    Plan, Quota,
+    FixedWindowLayer, Key, Limit, Limits, Line, ManualClock, MemoryStore, OnStoreFailure, Plan,
+    Quota,
 };
 
 use tower_fixed_window_redis::RedisStore;
@@ -37,12 +38,12 @@ async fn ask(service: &Limited) -> u16 {
     service.clone().oneshot(get("/")).await.expect("infallible").status().as_u16()
 }
 
-/// A recorder of metrics for one thread.
-pub(crate) fn recorder() -> (&'static PrometheusRecorder, PrometheusHandle) {
+/// Collects the metrics of this thread while the guard lives.
+pub(crate) fn recorder() -> (PrometheusHandle, LocalRecorderGuard<'static>) {
     let recorder = PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
-    // The guard of a local recorder borrows it; a test may leak one.
-    (Box::leak(Box::new(recorder)), handle)
+    // The guard borrows the recorder; a test may leak one.
+    (handle, metrics::set_default_local_recorder(Box::leak(Box::new(recorder))))
 }
 
 /// The value of each series, as Prometheus would read it, without comments.
@@ -80,8 +81,7 @@ const THREE: Quota = Quota::new(3, Quota::MAX_WINDOW);
 
 #[tokio::test(start_paused = true)]
 async fn a_correction_is_one_call_where_no_warning_is_wanted() {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
     let limiter = Quota::per_minute(9).name("api").store(TestStore::new(Mood::Later));
     let calls = || scraped(&handle)[r#"store_seconds_count{scope="api"}"#];
     for (actual, expected) in [(3, 2.0), (2, 3.0), (0, 5.0)] {
@@ -93,8 +93,7 @@ async fn a_correction_is_one_call_where_no_warning_is_wanted() {
 
 #[tokio::test(start_paused = true)]
 async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
 
     let store = TestStore::new(Mood::Later);
     let layer = FixedWindowLayer::new(
@@ -155,8 +154,7 @@ async fn metrics_count_allowed_refused_failed_and_overflowed_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn metrics_count_decisions_without_a_call() {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
     let store = TestStore::new(Mood::Later).shared();
     let login = Quota::per_hour(1).name("login").key(Key::global());
     let login = limited(FixedWindowLayer::new(login.store(store)));
@@ -187,8 +185,7 @@ async fn each_outcome_has_its_series_and_its_event() {
     ];
     for mood in ANSWERS {
         for &(outcome, set, tokens, event, status) in cases {
-            let (recorder, handle) = recorder();
-            let _guard = metrics::set_default_local_recorder(recorder);
+            let (handle, _guard) = recorder();
             let log = Log::start();
             let limit = set(everyone(tokens).name("api"));
             assert_eq!(ask(&limited(layered(limit, mood))).await, status);
@@ -211,8 +208,7 @@ async fn each_outcome_has_its_series_and_its_event() {
 #[tokio::test(start_paused = true)]
 async fn requests_that_wait_are_counted_with_how_long_they_did() {
     for limits in 1..=3 {
-        let (recorder, handle) = recorder();
-        let _guard = metrics::set_default_local_recorder(recorder);
+        let (handle, _guard) = recorder();
         let limits = beside(Quota::per_second(1).key(Key::global()), limits);
         let limits = limits.store(MemoryStore::new().clock(paused_clock()));
         let service = limited(FixedWindowLayer::new(&limits).queue(2, Duration::from_secs(60)));
@@ -257,8 +253,7 @@ async fn a_store_failure_is_an_outcome_without_a_fallback() {
             (Deny, "deny", false, "failed_closed", 503),
             (Deny, "deny", true, "failed_open", 200),
         ] {
-            let (recorder, handle) = recorder();
-            let _guard = metrics::set_default_local_recorder(recorder);
+            let (handle, _guard) = recorder();
             let log = Log::start();
             let store = TestStore::new(failure).on_failure(policy);
             let limit = THREE.name("api").key(Key::global());
@@ -287,8 +282,7 @@ async fn each_of_several_limits_counts_a_request_without_a_decision() {
         // By the limit whose key it is alone.
         (Deny, "x-missing", 400, [("tokens", "missing_key"); 2]),
     ] {
-        let (recorder, handle) = recorder();
-        let _guard = metrics::set_default_local_recorder(recorder);
+        let (handle, _guard) = recorder();
         let store = TestStore::new(Mood::FailsLater).on_failure(policy);
         let limits =
             [THREE.name("requests").key(Key::global()), THREE.name("tokens").key(header(key))];
@@ -305,27 +299,10 @@ async fn each_of_several_limits_counts_a_request_without_a_decision() {
     }
 }
 
-/// Refusals of a key whose window runs take a shorter way.
-#[test]
-fn a_limiter_in_memory_counts_each_refusal() {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
-    let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
-    let jobs = Quota::per_minute(1).name("jobs").store(store);
-    let decisions = [(); 3].map(|()| block_on(jobs.check("secret")).expect("memory answers"));
-    assert_eq!(decisions.each_ref().map(Decision::allowed), [true, false, false]);
-    let count = |outcome| {
-        let name = format!(r#"decisions_total{{scope="jobs",outcome="{outcome}"}}"#);
-        counts(&handle).into_iter().find(|(counted, _)| *counted == name).map(|(_, n)| n)
-    };
-    assert_eq!([count("passed"), count("refused")], [Some(1), Some(2)]);
-}
-
 #[tokio::test]
 async fn a_limiter_counts_decisions_but_not_peeks() {
     for mood in ANSWERS {
-        let (recorder, handle) = recorder();
-        let _guard = metrics::set_default_local_recorder(recorder);
+        let (handle, _guard) = recorder();
         let log = Log::start();
         let quota = Quota::per_minute(1).reserve_up_to(1);
         let jobs = Limit::new(quota).name("jobs").store(TestStore::new(mood));
@@ -354,8 +331,7 @@ async fn a_limiter_counts_decisions_but_not_peeks() {
 
 #[test]
 fn counters_of_rare_events_start_at_zero() {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
     // Prometheus sees no increase from nothing to 1, and an alert would miss the first outage.
     let service = limited(named("api", 9, Mood::Now));
     assert_eq!(scraped(&handle).len(), 0, "a scope that nobody asks is not told of");
@@ -381,8 +357,7 @@ async fn the_guide_names_every_metric_and_no_other() {
     let quoted = |line: &str| line.split('`').nth(1).map(str::to_owned);
     let told: BTreeSet<_> = table.lines().filter_map(quoted).collect();
 
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
     let layer = per_minute(9, Mood::Later);
     limiter_of(&layer).set_shadow_until(true, SystemTime::now());
     assert_eq!(ask(&limited(layer)).await, 200);
@@ -426,9 +401,8 @@ async fn the_guide_names_every_metric_and_no_other() {
 #[tokio::test]
 async fn a_recorder_may_be_installed_after_the_first_request() {
     let service = limited(named("early", 9, Mood::Later));
-    let (recorder, handle) = recorder();
     assert_eq!(ask(&service).await, 200);
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
     assert_eq!(ask(&service).await, 200);
     assert_eq!(
         counts(&handle),
@@ -480,8 +454,7 @@ async fn a_refusal_by_several_limits_is_one_line_and_counts_for_each_of_them() {
         Quota::per_hour(9).name("much").key(Key::global()),
     ];
     let limits = Limits::new(all).store(MemoryStore::new().clock(ManualClock::at_ms(NOW_MS)));
-    let (recorder, metrics) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (metrics, _guard) = recorder();
     let log = Log::start();
     let lines = ["minute", "day"].map(|name| Line::new(name, Key::global(), 1));
     assert!(limits.check(&lines).await.expect("memory").allowed());

@@ -9,17 +9,17 @@ use axum::body::Body;
 use axum::routing::get;
 use futures_util::FutureExt;
 use http::{Request, Response};
-use metrics_exporter_prometheus::PrometheusBuilder;
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{
     FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, OnStoreFailure,
-    Plan, Quota, Quotas, Refused, RefusedKey,
+    Plan, Quota, Quotas, Refused, RefusedKey, RefusedRoute,
 };
 
-use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, paused_clock};
+use crate::metrics_and_logs::recorder;
+use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, corrected, paused_clock};
 
 const QUARTER: Duration = Duration::from_secs(15 * 60);
 
@@ -116,6 +116,13 @@ async fn refusals_are_counted_however_they_are_asked_for() {
         assert_eq!((count(&api, "b"), count(&plan, "b")), (5, 5), "{mood:?}");
         assert_eq!(refused(&api).keys[0].quota, Quota::per_day(0));
 
+        // Remembered ones too: three of these are.
+        let far = limit(1).store(TestStore::new(Mood::Later).shared());
+        for _ in 0..5 {
+            let _ = far.check("a").await.expect("an answer");
+        }
+        assert_eq!(count(&far, "a"), 4);
+
         // Peeks and passes are not refusals.
         let _ = api.peek("b").await.expect("an answer");
         let _ = Limits::from(&api).peek([Line::new("api", "c", 9)]).await.expect("an answer");
@@ -157,9 +164,7 @@ async fn a_layer_of_several_limits_counts_each_by_its_own_key_and_shadows_too() 
             assert_eq!(ask(&layer, path, key).await, status);
         }
         // Shadow charges in the background are done by now.
-        for _ in 0..50 {
-            tokio::task::yield_now().await;
-        }
+        corrected().await;
         assert_eq!((count(limits.of("api"), "x"), refused(limits.of("api")).total), (1, 1));
         assert_eq!(refused(limits.of("never")).total, 0);
         // Shadow mode let two requests pass. The limit took no part in the refused one.
@@ -224,27 +229,25 @@ async fn a_route_that_a_client_has_invented_is_cut() {
     assert_eq!((list.routes[0].route.as_str(), list.routes[0].count), (&*"a".repeat(64), 2));
 }
 
+/// All keys can be tracked, none, or so many; there are as many places for routes.
 #[tokio::test]
-async fn all_refused_keys_can_be_tracked() {
-    let api = Limiter::new(limit(0).track_refused(usize::MAX));
-    let layer = FixedWindowLayer::new(&api);
-    for (i, key) in ["a", "b", "c", "a"].into_iter().enumerate() {
-        assert_eq!((ask(&layer, "/", key).await, refused(&api).total), (429, i as u64 + 1));
+async fn keys_and_routes_are_as_many_as_places_and_those_with_the_most_refusals() {
+    for (places, tracked) in [(usize::MAX, 3), (2, 2), (0, 0)] {
+        let api = Limiter::new(limit(0).track_refused(places));
+        let layer = FixedWindowLayer::new(&api);
+        for i in 0..60_u64 {
+            let (path, key) = match i % 3 {
+                0 => (format!("/invented-{i}"), ["b", "c"][i as usize % 2]),
+                _ => ("/popular".to_owned(), "a"),
+            };
+            assert_eq!(ask(&layer, &path, key).await, 429);
+            assert_eq!(refused(&api).total, i + 1);
+        }
+        let Refused { keys, routes, .. } = refused(&api);
+        assert_eq!((keys.len(), routes.len()), (tracked, if places > 9 { 21 } else { tracked }));
+        let popular = |of: &RefusedRoute| of.route == "popular" && of.count >= 40;
+        assert_eq!(routes.iter().any(popular), places > 0);
     }
-    assert_eq!(refused(&api).keys.len(), 3);
-}
-
-#[tokio::test]
-async fn routes_are_as_many_as_keys_and_those_with_the_most_refusals() {
-    let api = Limiter::new(limit(0).track_refused(2));
-    let layer = FixedWindowLayer::new(&api);
-    for i in 0..60 {
-        let path = if i % 3 > 0 { "/popular".to_owned() } else { format!("/invented-{i}") };
-        assert_eq!(ask(&layer, &path, "a").await, 429);
-    }
-    let routes = refused(&api).routes;
-    assert_eq!(routes.len(), 2);
-    assert!(routes.iter().any(|of| of.route == "popular" && of.count >= 40));
 }
 
 #[tokio::test]
@@ -259,15 +262,6 @@ async fn what_is_no_refusal_by_a_quota_is_not_counted() {
     let Ok(response) = layer.layer(inner).oneshot(request).await;
     assert_eq!(response.status(), 400, "its key is missing");
     assert_eq!(refused(&api).total, 0);
-}
-
-#[tokio::test]
-async fn remembered_refusals_are_counted() {
-    let api = limit(1).store(TestStore::new(Mood::Later).shared());
-    for _ in 0..5 {
-        let _ = api.check("a").await.expect("an answer");
-    }
-    assert_eq!(count(&api, "a"), 4, "three of these were remembered");
 }
 
 #[tokio::test]
@@ -379,20 +373,10 @@ fn limits_that_are_built_twice_have_lists_of_their_own() {
     assert_eq!(refused(moved.of("api")).total, 1);
 }
 
-#[test]
-fn no_places_keep_nothing_but_the_total() {
-    let api = Limiter::new(Quota::per_hour(0).name("api").track_refused(0));
-    let _ = block_on(api.check("a")).expect("memory answers");
-    assert_eq!((refused(&api).total, refused(&api).keys.len()), (1, 0));
-}
-
 #[tokio::test]
 async fn keys_are_neither_in_debug_nor_in_logs_nor_in_metrics() {
     const SECRET: &str = "hunter2";
-    let log = Log::start();
-    let recorder = PrometheusBuilder::new().build_recorder();
-    let handle = recorder.handle();
-    let _guard = metrics::set_default_local_recorder(&recorder);
+    let (log, (handle, _guard)) = (Log::start(), recorder());
     let limit = Quota::per_hour(0).name("api").key_fn(|_| Some(Key::from(SECRET)));
     let limit = limit.track_refused(9);
     tracing::trace!(?limit, "made");

@@ -48,8 +48,7 @@ fn the_log_names_the_file_that_is_loaded_and_the_reason_why_one_is_not() {
 
 #[test]
 fn gauges_show_when_counts_were_saved_how_long_that_took_and_how_much_it_was() {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("counts");
     let store = open(&path, NOW_MS);

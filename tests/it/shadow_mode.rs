@@ -1,4 +1,5 @@
-//! Limits in shadow mode, alone and beside others that can refuse (S37).
+//! Limits in shadow mode, alone and beside others that can refuse (S37): hooks, failures and waits.
+//! What is counted and shown is checked by the random programs.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
@@ -7,17 +8,18 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::routing::any;
 use futures_util::FutureExt;
-use http::{Request, Response, StatusCode};
+use harness::{Operation, forward_to_memory};
+use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt};
 use tower_fixed_window::store::{Adjust, Charge, OnStoreFailure, Remote, Reply, Scope};
-use tower_fixed_window::testing::{ask, ask_around, block_on};
+use tower_fixed_window::testing::ask;
 use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, Limit, Limits, ManualClock, MemoryStore, Quota, Store,
     StoreError, TrueCost,
 };
 
-use crate::support::{ANSWERS, NOW_MS, TestStore, limit_headers};
+use crate::support::{ANSWERS, NOW_MS, TestStore, corrected};
 
 const NAMES: [&str; 3] = ["one", "two", "three"];
 
@@ -29,45 +31,6 @@ fn limits(count: usize) -> Vec<Limit> {
 
 fn store() -> MemoryStore {
     MemoryStore::new().clock(ManualClock::at_ms(NOW_MS))
-}
-
-fn used_of(limits: &Limits, name: &str) -> u64 {
-    block_on(limits.of(name).peek(Key::global())).expect("it answers").used()
-}
-
-#[test]
-fn a_limit_in_shadow_never_refuses_is_charged_behind_the_others_and_is_in_no_field() {
-    // It may be the first.
-    for place in [0, 1] {
-        let mut all = vec![Quota::per_minute(2).name("requests").key(Key::global())];
-        all.insert(place, Quota::per_minute(1).name("tokens").key(Key::global()).shadow());
-        let limits = Limits::new(all).store(store());
-        let layer = FixedWindowLayer::new(&limits).count_if(|response| response.status != 204);
-        let used = || ["requests", "tokens"].map(|name| used_of(&limits, name));
-        let shown = |response: &Response<_>| {
-            let fields = limit_headers(response);
-            let of = |field| fields.get(field).copied().unwrap_or_default().to_owned();
-            (response.status().as_u16(), of("remaining"), of("resource"))
-        };
-        let is = |status, remaining: &str, name: &str| (status, remaining.into(), name.into());
-        let no_content = any(async || StatusCode::NO_CONTENT);
-        assert_eq!(ask_around(&layer, no_content, Request::get("/")).status(), 204);
-        assert_eq!(used(), [0, 0], "both are given back");
-        for remaining in ["1", "0"] {
-            let response = ask(&layer, Request::get("/"));
-            assert_eq!(shown(&response), is(200, remaining, "requests"));
-        }
-        assert_eq!(used(), [2, 1]);
-        assert_eq!(shown(&ask(&layer, Request::get("/"))), is(429, "0", "requests"));
-        limits.of("tokens").set_shadow(false);
-        limits.of("requests").set_quotas(Quota::per_minute(9));
-        assert_eq!(shown(&ask(&layer, Request::get("/"))), is(429, "0", "tokens"));
-        assert_eq!(used(), [2, 1]);
-
-        limits.into_iter().for_each(|limiter| limiter.set_shadow(true));
-        assert_eq!(shown(&ask(&layer, Request::get("/"))), is(200, "", ""));
-        assert_eq!(used(), [3, 1]);
-    }
 }
 
 /// Each decision that the layer's hook is told: whether it passed, whether it is of shadow mode, and
@@ -126,9 +89,7 @@ async fn a_hook_that_panics_keeps_nothing_from_another_limit() {
             let app = layer.layer(any(async || "hello"));
             let request = app.oneshot(Request::new(Body::empty()));
             let panicked = AssertUnwindSafe(request).catch_unwind().await.is_err();
-            for _ in 0..50 {
-                tokio::task::yield_now().await;
-            }
+            corrected().await;
             let case = format!("{mood:?}, {hook:?}, {shadows} in shadow mode, refund {refund}");
             // A request passes though a warning of it panicked.
             assert_eq!(panicked, hook.is_none(), "{case}");
@@ -196,9 +157,7 @@ async fn beside_a_limit_whose_store_fails_one_in_shadow_mode_is_corrected() {
         let request = Request::get(path).body(Body::empty()).expect("a path");
         let asked = tokio::time::timeout(Duration::from_millis(50), app.oneshot(request)).await;
         assert_eq!(asked.is_err(), path == "/dropped");
-        for _ in 0..50 {
-            tokio::task::yield_now().await;
-        }
+        corrected().await;
         let used = limits.of("two").peek(Key::global()).await.expect("an answer").used();
         assert_eq!(used, count, "{path}");
     }
@@ -207,31 +166,25 @@ async fn beside_a_limit_whose_store_fails_one_in_shadow_mode_is_corrected() {
 /// A store that answers after a second.
 struct Late(MemoryStore);
 
-impl Store for Late {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let (store, charge) = (self.0.clone(), charge.to_owned());
+impl Late {
+    fn forward<T: Send + 'static>(
+        &self,
+        _: Operation,
+        ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let memory = self.0.clone();
         Reply::later(async move {
             sleep(Duration::from_secs(1)).await;
-            store.charge(charge.as_charge()).await
+            ask(&memory).await
         })
     }
+}
 
+forward_to_memory!(Late, {
     fn charges_together(&self) -> bool {
         true
     }
-
-    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        self.0.adjust(adjust)
-    }
-
-    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-        self.0.reset(scope, key)
-    }
-
-    fn is_shared(&self) -> bool {
-        false
-    }
-}
+});
 
 /// A limit in shadow mode is awaited where no other one can refuse. Beside those that can, it is
 /// charged when they have passed, and the request waits for them only.

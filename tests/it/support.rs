@@ -2,10 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -16,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::yield_now;
 use tokio::time::sleep;
+use tower::Service;
 use tower_fixed_window::store::{Remote, Reply, Store};
 use tower_fixed_window::{
     FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore, Quota, StoreError,
@@ -234,6 +238,56 @@ pub(crate) fn limiter_of(layer: &FixedWindowLayer) -> Limiter {
 
 pub(crate) fn get(path: &str) -> Request<Body> {
     Request::get(path).body(Body::empty()).expect("a path")
+}
+
+/// Answers with an empty response.
+pub(crate) async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
+    Ok(Response::new(Body::empty()))
+}
+
+type IsReady = dyn Fn(&mut Context<'_>, usize) -> bool + Send + Sync;
+
+/// An empty service that is ready when a closure says so, which gets the number of calls so far. It
+/// takes calls all the same.
+#[derive(Clone)]
+pub(crate) struct ReadyIf {
+    is_ready: Arc<IsReady>,
+    calls: Arc<AtomicUsize>,
+}
+
+impl ReadyIf {
+    pub(crate) fn new(
+        is_ready: impl Fn(&mut Context<'_>, usize) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self { is_ready: Arc::new(is_ready), calls: Arc::default() }
+    }
+
+    pub(crate) fn never() -> Self {
+        Self::new(|_, _| false)
+    }
+}
+
+impl Service<Request<Body>> for ReadyIf {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        let is_ready = (self.is_ready)(cx, self.calls.load(Ordering::SeqCst));
+        if is_ready { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// Lets corrections and charges finish that are made in the background.
+pub(crate) async fn corrected() {
+    for _ in 0..50 {
+        yield_now().await;
+    }
 }
 
 /// The rate-limit headers of a response, without their prefix. None of them may come twice.

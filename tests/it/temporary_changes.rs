@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, to_bytes};
 use http::{Request, Response};
-use metrics_exporter_prometheus::PrometheusBuilder;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
 use tower_fixed_window::testing::{ask, block_on};
@@ -17,7 +16,8 @@ use tower_fixed_window::{
     Quota, Quotas, RateLimitEndpoint, TrueCost,
 };
 
-use crate::support::{Log, Mood, NOW_MS, TestStore, get, paused_clock};
+use crate::metrics_and_logs::recorder;
+use crate::support::{Log, Mood, NOW_MS, TestStore, get, inner, paused_clock};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -98,6 +98,9 @@ fn one_key_has_quotas_of_its_own_in_layers_limiters_and_the_endpoint() {
     for expected in [200, 200, 429] {
         assert_eq!(limit_of(&layer, "ann"), ("4".into(), expected));
     }
+    let refused = ask(&layer, Request::get("/").header("x-key", "ann"));
+    let body = String::from_utf8_lossy(refused.body());
+    assert!(body.contains("api:4/day") && !body.contains("2/day"), "{body}");
     assert_eq!(limit_of(&layer, "bob"), ("2".into(), 200));
     assert_eq!(block_on(api.peek(secret("ann"))).expect("memory").limit(), 4);
     assert_eq!((shown("ann"), shown("bob")), (4, 2));
@@ -161,29 +164,6 @@ fn the_keys_with_quotas_of_their_own_are_listed_and_end_by_hand() {
     assert!(api.key_quotas().is_empty());
 }
 
-#[test]
-fn a_key_of_a_limit_by_plan_has_them_too() {
-    let (store, clock) = store();
-    let api = Limit::by_plan(|parts, _| match parts.uri.path() {
-        "/free" => Plan::UNLIMITED,
-        _ => Quota::per_day(1).into(),
-    });
-    let api = api.name("api").key(Key::global()).store(store);
-    let layer = FixedWindowLayer::new(&api);
-    let limit = |path: &str| {
-        let response = ask(&layer, Request::get(path));
-        response.headers().get("x-ratelimit-limit").cloned()
-    };
-    api.set_key_quotas_until(Key::global(), Quota::per_day(9), in_an_hour());
-    assert_eq!(limit("/").expect("a limit"), "9");
-    assert_eq!(limit("/free").expect("a limit"), "9");
-    assert_eq!(block_on(api.peek(Key::global())).expect("memory").limit(), 9);
-    clock.advance(HOUR);
-    assert_eq!(limit("/").expect("a limit"), "1");
-    assert_eq!(limit("/free"), None);
-    assert!(block_on(api.peek(Key::global())).is_err(), "its plan is only known to requests");
-}
-
 /// Also reported, while the log shows refusals.
 #[tokio::test(start_paused = true)]
 async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
@@ -196,9 +176,7 @@ async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
         let limits = Limits::new(all).store(store);
         let api = limits.of("api");
         let layer = FixedWindowLayer::new(&limits).queue(10, Duration::from_secs(600));
-        let service = layer.layer(tower::service_fn(async |_: Request<Body>| {
-            Ok::<_, Infallible>(Response::new(Body::empty()))
-        }));
+        let service = layer.layer(service_fn(inner));
         let first = service.clone().oneshot(get("/")).await.expect("infallible");
         assert_eq!(first.status(), 200);
         let waiting = tokio::spawn(service.oneshot(get("/")));
@@ -220,9 +198,7 @@ async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
 #[test]
 fn a_change_that_ends_is_in_the_metrics_and_its_end_in_the_log() {
     let log = Log::start();
-    let recorder = PrometheusBuilder::new().build_recorder();
-    let handle = recorder.handle();
-    let _guard = metrics::set_default_local_recorder(&recorder);
+    let (handle, _guard) = recorder();
     let (store, clock) = store();
     let api = per_day(5).store(store);
     let gauge = |of: &str| {
@@ -275,24 +251,6 @@ fn threads_that_charge_while_a_change_ends_pass_exactly_the_limits() {
         let refused = block_on(api.check("ann")).expect("memory");
         assert_eq!((refused.allowed(), refused.limit()), (false, 300));
     }
-}
-
-#[tokio::test]
-async fn a_refusal_names_the_quotas_of_the_key() {
-    let (store, _clock) = store();
-    let api = per_day(9).store(store);
-    let layer = FixedWindowLayer::new(&api);
-    api.set_key_quotas_until(secret("ann"), Quota::per_day(0), in_an_hour());
-    let service = layer.layer(tower::service_fn(async |_: Request<Body>| {
-        Ok::<_, Infallible>(Response::new(Body::empty()))
-    }));
-    let mut request = get("/");
-    request.headers_mut().insert("x-key", http::HeaderValue::from_static("ann"));
-    let response = service.oneshot(request).await.expect("infallible");
-    assert_eq!(response.status(), 429);
-    let body = to_bytes(response.into_body(), usize::MAX).await.expect("a body");
-    let body = String::from_utf8(body.to_vec()).expect("text");
-    assert!(body.contains("api:0/day") && !body.contains("9/day"), "{body}");
 }
 
 #[tokio::test]
@@ -366,29 +324,6 @@ fn tens_of_thousands_of_keys_have_quotas_of_their_own() {
     (0..MANY).for_each(|key| api.clear_key_quotas(MANY + key));
     assert!(api.key_quotas().is_empty());
     assert_eq!(limit(MANY), 1);
-}
-
-#[test]
-fn quotas_of_many_keys_stay_ended_when_the_clock_has_stepped_back() {
-    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
-    let (store, clock) = store();
-    let api = Limit::new(Quota::per_day(1)).name("api").store(store);
-    let limit = |key: u64| block_on(api.peek(key)).expect("memory").limit();
-    for key in 0..300 {
-        api.set_key_quotas_until(key, Quota::per_day(5), in_an_hour());
-    }
-    clock.advance(minutes(60));
-    assert_eq!(limit(299), 1);
-    clock.set_ms(NOW_MS + 50 * 60_000);
-    api.set_quotas_until(Quota::per_day(2), at(NOW_MS) + minutes(51));
-    assert_eq!(limit(299), 2);
-    clock.advance(minutes(1));
-    assert_eq!(limit(299), 1, "another change has ended");
-    api.set_key_quotas_until(300, Quota::per_day(7), at(NOW_MS) + minutes(55));
-    assert_eq!(limit(300), 7, "set after the step back");
-    clock.advance(minutes(4));
-    assert_eq!((limit(299), limit(300)), (1, 1));
-    assert!(api.key_quotas().is_empty());
 }
 
 #[test]

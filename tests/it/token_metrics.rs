@@ -60,8 +60,7 @@ fn request(path: &str, cost: u64) -> Request<Body> {
 }
 
 async fn spend(store: impl Store) -> (PrometheusHandle, Limits) {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
     let limits = Limits::new([of_tokens("tokens"), of_tokens("estimates")]).store(store);
     let layer = FixedWindowLayer::new(&limits)
         .count_if(|parts| parts.status != StatusCode::NOT_MODIFIED)
@@ -111,8 +110,7 @@ async fn tokens_spent_are_those_that_the_store_has_counted() {
 /// A line takes tokens for requests that may be gone by then. No charge counts those.
 #[tokio::test(start_paused = true)]
 async fn tokens_that_a_queue_returns_were_never_charged() {
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
     let limits = Limits::new([
         Quota::per_second(8).name("seconds").key(Key::global()).cost_fn(|_| 2),
         Quota::per_minute(200).name("minutes").key(Key::global()).cost_fn(|_| 2),
@@ -146,21 +144,18 @@ async fn tokens_that_a_queue_returns_were_never_charged() {
 /// Tokens are only counted once a cost differs from 1: until then they equal the requests.
 #[test]
 fn tokens_are_counted_from_the_first_cost_on() {
-    let (recorder, handle) = recorder();
+    let (handle, _guard) = recorder();
     let limiter = Limiter::new(Quota::per_minute(60).name("api"));
-    metrics::with_local_recorder(recorder, || {
-        for (cost, expected) in [(1, 0), (1, 0), (5, 5), (1, 6), (0, 6)] {
-            assert!(block_on(limiter.charge(Key::global(), cost)).expect("memory").is_ok());
-            assert_eq!(tokens(&handle, "api"), [expected, 0, 0, expected], "{cost}");
-        }
-    });
+    for (cost, expected) in [(1, 0), (1, 0), (5, 5), (1, 6), (0, 6)] {
+        assert!(block_on(limiter.charge(Key::global(), cost)).expect("memory").is_ok());
+        assert_eq!(tokens(&handle, "api"), [expected, 0, 0, expected], "{cost}");
+    }
 }
 
 #[test]
 fn charges_of_one_token_count_where_costs_are_possible() {
     for (cost, expected) in [(Some(5), [1, 0, 4, 5]), (None, [1, 0, 0, 1])] {
-        let (recorder, handle) = recorder();
-        let _guard = metrics::set_default_local_recorder(recorder);
+        let (handle, _guard) = recorder();
         let limit = Quota::per_minute(60).name("tokens").key(Key::global());
         let limit = if cost.is_some() { limit.settled() } else { limit.cost_fn(|_| 1) };
         let layer = FixedWindowLayer::new(limit.store(MemoryStore::new()));

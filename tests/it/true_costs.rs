@@ -2,8 +2,6 @@
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -17,7 +15,7 @@ use tower_fixed_window::{
 };
 
 use crate::hang_ups::FailingClock;
-use crate::support::{ANSWERS, FarStore, TestStore, get};
+use crate::support::{ANSWERS, FarStore, TestStore, corrected, get};
 
 const NAMES: [&str; 2] = ["tokens", "cents"];
 
@@ -39,9 +37,7 @@ async fn ask(layer: &FixedWindowLayer, cost: TrueCost) {
 
 /// The used tokens and cents, after all corrections.
 async fn used(limits: &Limits) -> [u64; 2] {
-    for _ in 0..20 {
-        tokio::task::yield_now().await;
-    }
+    corrected().await;
     let mut used = [0; 2];
     for (used, name) in used.iter_mut().zip(NAMES) {
         *used = limits.of(name).peek(Key::global()).await.expect("it answers").used();
@@ -81,38 +77,43 @@ async fn a_metered_report_keeps_the_costs_that_were_added_to_it() {
     }
 }
 
+/// Asks a layer around a service with this report, whose answer panics: the inner layer's numbers are
+/// looser, so that the outer one stamps the response, by a clock that fails. Others have used 99.
+async fn used_after_a_panic(
+    set: fn(FixedWindowLayer) -> FixedWindowLayer,
+    cost: TrueCost,
+    (at, times): (i64, i64),
+    then: impl FnOnce(),
+) -> [u64; 2] {
+    let clock = FailingClock::default();
+    let limits = limits().store(MemoryStore::new().clock(clock.clone()));
+    let lines = NAMES.map(|name| Line::new(name, Key::global(), 99));
+    assert!(limits.check(lines).await.expect("memory answers").allowed());
+    let inner = FixedWindowLayer::new(Quota::per_hour(9_000).name("inner").key(Key::global()));
+    let fails = clock.clone();
+    let work = service_fn(move |_: Request<Body>| {
+        let mut response = Response::new(Body::empty());
+        response.extensions_mut().insert(cost.clone());
+        fails.fail(at, times);
+        async { Ok::<_, Infallible>(response) }
+    });
+    let service = set(FixedWindowLayer::new(&limits)).layer(inner.layer(work));
+    let answer = AssertUnwindSafe(move || block_on(service.oneshot(get("/"))));
+    assert!(catch_unwind(answer).is_err(), "the response is stamped by this clock");
+    then();
+    used(&limits).await
+}
+
 /// Otherwise both the body's end and the drop would settle the charge.
 #[tokio::test]
 async fn a_panic_while_a_response_is_stamped_settles_a_metered_charge_once() {
-    for refunds in [false, true] {
-        let clock = FailingClock::default();
-        let limits = limits().store(MemoryStore::new().clock(clock.clone()));
-        // What others have used.
-        let lines = NAMES.map(|name| Line::new(name, Key::global(), 99));
-        assert!(limits.check(lines).await.expect("memory answers").allowed());
-        let layer = FixedWindowLayer::new(&limits);
-        let layer = if refunds { layer.refund_dropped() } else { layer };
-        // The inner layer's numbers are looser, so that the outer one looks at the clock.
-        let inner = FixedWindowLayer::new(Quota::per_hour(9_000).name("inner").key(Key::global()));
-        let kept = Arc::new(Mutex::new(None));
-        let (fails, keeps) = (clock.clone(), Arc::clone(&kept));
-        let work = service_fn(move |_: Request<Body>| {
-            let (cost, mut meter) = TrueCost::metered();
-            NAMES.into_iter().for_each(|name| meter.set(name, 0));
-            *keeps.lock().expect("no panic") = Some(meter);
-            let mut response = Response::new(Body::empty());
-            response.extensions_mut().insert(cost);
-            fails.times.store(1, Ordering::SeqCst);
-            fails.at.store(1, Ordering::SeqCst);
-            async { Ok::<_, Infallible>(response) }
-        });
-        let service = layer.layer(inner.layer(work));
-        let answer = AssertUnwindSafe(move || block_on(service.oneshot(get("/"))));
-        let is_panic = catch_unwind(answer).is_err();
-        assert!(is_panic, "the clock panics");
-        drop(kept.lock().expect("no panic").take());
-        let expected = if refunds { 99 } else { 100 };
-        assert_eq!(used(&limits).await, [expected; 2], "{refunds}");
+    type Set = fn(FixedWindowLayer) -> FixedWindowLayer;
+    let sets: [(Set, u64); 2] = [(|layer| layer, 100), (|layer| layer.refund_dropped(), 99)];
+    for (set, expected) in sets {
+        let (cost, mut meter) = TrueCost::metered();
+        NAMES.into_iter().for_each(|name| meter.set(name, 0));
+        let used = used_after_a_panic(set, cost, (1, 1), || drop(meter)).await;
+        assert_eq!(used, [expected; 2]);
     }
 }
 
@@ -120,25 +121,9 @@ async fn a_panic_while_a_response_is_stamped_settles_a_metered_charge_once() {
 #[tokio::test]
 async fn a_panic_after_a_true_cost_was_settled_gives_nothing_back() {
     for (at, times, expected) in [(1, 3, [100, 100]), (2, 2, [119, 100]), (3, 1, [119, 119])] {
-        let clock = FailingClock::default();
-        let limits = limits().store(MemoryStore::new().clock(clock.clone()));
-        // What others have used.
-        let lines = NAMES.map(|name| Line::new(name, Key::global(), 99));
-        assert!(limits.check(lines).await.expect("memory answers").allowed());
-        let layer = FixedWindowLayer::new(&limits).refund_dropped();
-        let inner = FixedWindowLayer::new(Quota::per_hour(9_000).name("inner").key(Key::global()));
-        let fails = clock.clone();
-        let work = service_fn(move |_: Request<Body>| {
-            let mut response = Response::new(Body::empty());
-            response.extensions_mut().insert(TrueCost::of("tokens", 20).and("cents", 20));
-            fails.times.store(times, Ordering::SeqCst);
-            fails.at.store(at, Ordering::SeqCst);
-            async { Ok::<_, Infallible>(response) }
-        });
-        let service = layer.layer(inner.layer(work));
-        let answer = AssertUnwindSafe(move || block_on(service.oneshot(get("/"))));
-        assert!(catch_unwind(answer).is_err(), "the response is stamped by this clock");
-        assert_eq!(used(&limits).await, expected, "{times} panics");
+        let cost = TrueCost::of("tokens", 20).and("cents", 20);
+        let used = used_after_a_panic(|layer| layer.refund_dropped(), cost, (at, times), || {});
+        assert_eq!(used.await, expected, "{times} panics");
     }
 }
 
@@ -150,17 +135,13 @@ async fn a_clock_that_panics_for_one_limit_leaves_the_others_settled() {
     {
         let clock = FailingClock::default();
         let limits = limits().store(MemoryStore::new().clock(clock.clone()));
-        let fails = || {
-            clock.times.store(1, Ordering::SeqCst);
-            clock.at.store(at, Ordering::SeqCst);
-        };
+        let fails = || clock.fail(at, 1);
         let layer = FixedWindowLayer::new(&limits);
         match way {
             0 => {
                 let fails = clock.clone();
                 let work = service_fn(move |_: Request<Body>| {
-                    fails.times.store(1, Ordering::SeqCst);
-                    fails.at.store(at, Ordering::SeqCst);
+                    fails.fail(at, 1);
                     let mut response = Response::new(Body::empty());
                     let cost = TrueCost::of("tokens", 500).and("cents", 500);
                     response.extensions_mut().insert(cost);
@@ -187,7 +168,7 @@ async fn a_clock_that_panics_for_one_limit_leaves_the_others_settled() {
                 assert!(settled.expect_err("a clock panics").to_string().contains("panicked"));
             }
         }
-        clock.times.store(0, Ordering::SeqCst);
+        clock.fail(0, 0);
         assert_eq!(used(&limits).await, expected, "way {way}, reading {at}");
     }
 }
@@ -202,11 +183,10 @@ async fn a_store_that_panics_later_leaves_the_others_settled() {
         let (cost, mut meter) = TrueCost::metered();
         ask(&FixedWindowLayer::new(&limits), cost).await;
         NAMES.into_iter().for_each(|name| meter.set(name, 500));
-        clock.times.store(1, Ordering::SeqCst);
-        clock.at.store(at, Ordering::SeqCst);
+        clock.fail(at, 1);
         drop(meter);
         sleep(Duration::from_secs(1)).await;
-        clock.times.store(0, Ordering::SeqCst);
+        clock.fail(0, 0);
         assert_eq!(used(&limits).await, expected, "reading {at}");
     }
 }

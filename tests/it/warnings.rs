@@ -15,7 +15,7 @@ use tower_fixed_window::{
 };
 
 use crate::metrics_and_logs::{recorder, scraped};
-use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, paused_clock};
+use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, corrected, paused_clock};
 
 /// The warnings: name, key, quota, used, percent.
 type Warned = Arc<Mutex<Vec<(String, Key, String, u64, u8)>>>;
@@ -57,9 +57,7 @@ async fn ask(layer: &FixedWindowLayer, path: &str, key: &str) -> u16 {
     let request = Request::get(path).header("x-key", key).body(()).expect("a path");
     let Ok(response) = layer.layer(inner).oneshot(request).await;
     // Corrections and shadow charges are made in the background.
-    for _ in 0..50 {
-        tokio::task::yield_now().await;
-    }
+    corrected().await;
     response.status().as_u16()
 }
 
@@ -198,6 +196,7 @@ async fn a_limit_that_changes_warns_by_the_limit_in_force() {
     }
 }
 
+/// A plan of requests, and the quotas of a line.
 #[tokio::test]
 async fn a_plan_warns_at_its_own_share_and_an_unlimited_one_never() {
     let warned = Warned::default();
@@ -214,6 +213,14 @@ async fn a_plan_warns_at_its_own_share_and_an_unlimited_one_never() {
         let _ = ask(&layer, "/pro", "a").await;
     }
     assert_eq!(used(&warned), [16]);
+
+    let warned = Warned::default();
+    let limits = Limits::new([limit_of_ten(&warned)]);
+    let pro: Quotas = "100/hour".parse().expect("quotas");
+    for _ in 0..11 {
+        let _ = limits.check([Line::new("api", "a", 8).with_quotas(&pro)]).await.expect("memory");
+    }
+    assert_eq!(used(&warned), [80]);
 }
 
 #[tokio::test]
@@ -341,9 +348,7 @@ async fn a_hook_that_panics_at_a_true_cost_loses_no_other_one() {
             let limits = Limits::new([panicking, limit("two"), limit("three")]);
             let limits = limits.store(TestStore::new(mood));
             let used = async || {
-                for _ in 0..50 {
-                    tokio::task::yield_now().await;
-                }
+                corrected().await;
                 let mut used = [0; 3];
                 for (used, name) in used.iter_mut().zip(["one", "two", "three"]) {
                     let decision = limits.of(name).peek(Key::global()).await;
@@ -390,8 +395,7 @@ async fn a_hook_that_panics_at_a_true_cost_loses_no_other_one() {
 async fn a_metric_counts_warnings_and_keys_are_in_no_log_and_no_metric() {
     const SECRET: &str = "hunter2";
     let log = Log::start();
-    let (recorder, handle) = recorder();
-    let _guard = metrics::set_default_local_recorder(recorder);
+    let (handle, _guard) = recorder();
     let shown = Arc::new(Mutex::new(String::new()));
     let of = Arc::clone(&shown);
     let limit = Quota::per_hour(2).name("api").warn_at(50, move |near| {
@@ -413,15 +417,6 @@ fn a_share_is_one_to_a_hundred_percent() {
     for percent in [0, 101] {
         let limit = || Quota::per_hour(10).name("api").warn_at(percent, |_| {});
         assert!(catch_unwind(limit).is_err(), "{percent}");
-    }
-    // The share is rounded up: no charge reaches it too early.
-    for (limit, percent, at) in [(3, 80, 3), (1, 1, 1), (5, 80, 4), (Quota::MAX_TOKENS, 100, 0)] {
-        let warned = Warned::default();
-        let api = Limiter::new(warning(Quota::per_hour(limit).name("api"), percent, &warned));
-        for _ in 0..5 {
-            let _ = block_on(api.check("a")).expect("memory answers");
-        }
-        assert_eq!(used(&warned), if at == 0 { vec![] } else { vec![at] }, "{limit}, {percent}%");
     }
 }
 
@@ -459,16 +454,4 @@ proptest! {
         let warned: Vec<_> = warned.iter().map(|(_, key, _, used, _)| (key.clone(), *used)).collect();
         prop_assert_eq!(warned, expected);
     }
-}
-
-#[test]
-fn quotas_of_a_line_have_their_own_share() {
-    let warned = Warned::default();
-    let limits = Limits::new([limit_of_ten(&warned)]);
-    let pro: Quotas = "100/hour".parse().expect("quotas");
-    let line = || [Line::new("api", "a", 8).with_quotas(&pro)];
-    for _ in 0..11 {
-        let _ = block_on(limits.check(line())).expect("memory answers");
-    }
-    assert_eq!(used(&warned), [80]);
 }

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::program::Program;
 
-const SECONDS: u64 = 3;
+const SECONDS: u64 = 10;
 
 fn instant(ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(ms)
