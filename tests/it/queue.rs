@@ -4,7 +4,6 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use allocation_counter::measure;
@@ -14,6 +13,7 @@ use http::{Request, Response};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimitLayer;
+use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
 use tower_fixed_window::{
@@ -21,7 +21,7 @@ use tower_fixed_window::{
     Store,
 };
 
-use crate::support::{FarStore, beside, get, limiter_of, paused_clock};
+use crate::support::{FarStore, ReadyIf, beside, get, inner, limiter_of, paused_clock};
 
 /// Layers of one limit, two and three, of which this one may refuse. Each is built when it is asked
 /// for: then its clock shows the start of a minute.
@@ -48,42 +48,39 @@ fn ten_a_second(queue: u64, max_wait: Duration) -> impl Iterator<Item = FixedWin
 const LONG: Duration = Duration::from_secs(60);
 
 /// Notes the time of each served request.
-type Served = Arc<Mutex<Vec<(String, u128)>>>;
+pub(crate) type Served = Arc<Mutex<Vec<(String, u128)>>>;
 
-fn noting(
-    layer: &FixedWindowLayer,
-    served: &Served,
-) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
-+ Clone
-+ use<> {
+/// The service of [`noting`].
+pub(crate) type Noting = BoxCloneService<Request<Body>, Response<Body>, Infallible>;
+
+pub(crate) fn noting(layer: &FixedWindowLayer, served: &Served) -> Noting {
     let (served, start) = (served.clone(), Instant::now());
-    layer.layer(service_fn(move |request: Request<Body>| {
+    BoxCloneService::new(layer.layer(service_fn(move |request: Request<Body>| {
         let path = request.uri().path().to_owned();
         served.lock().unwrap().push((path, start.elapsed().as_millis()));
-        async { Ok(Response::new(Body::empty())) }
-    }))
+        inner(request)
+    })))
 }
 
-/// Sends so many requests at once, each of which has to pass.
-async fn all_pass<S>(service: &S, requests: impl IntoIterator<Item = Request<Body>>)
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>,
-    S: Clone + Send + 'static,
-{
-    let requests = requests.into_iter();
-    let waiting: Vec<_> =
-        requests.map(|request| tokio::spawn(service.clone().oneshot(request))).collect();
-    answered(waiting).await;
+/// So many requests at once.
+pub(crate) fn send(service: &Noting, requests: usize) -> Vec<Waiting> {
+    (0..requests).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect()
 }
 
-async fn answered(waiting: impl IntoIterator<Item = Waiting>) {
+/// Sends these requests at once, each of which has to pass.
+async fn all_pass(service: &Noting, requests: impl IntoIterator<Item = Request<Body>>) {
+    let send = |request| tokio::spawn(service.clone().oneshot(request));
+    answered(requests.into_iter().map(send).collect::<Vec<_>>()).await;
+}
+
+pub(crate) async fn answered(waiting: impl IntoIterator<Item = Waiting>) {
     for response in waiting {
         let Ok(response) = response.await.expect("no panic");
         assert_eq!(response.status(), 200);
     }
 }
 
-type Waiting = JoinHandle<Result<Response<Body>, Infallible>>;
+pub(crate) type Waiting = JoinHandle<Result<Response<Body>, Infallible>>;
 
 async fn used(limiter: &Limiter) -> u64 {
     limiter.peek(Key::global()).await.expect("memory").used()
@@ -115,28 +112,6 @@ async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_n
             let due = i as u128 / 10 * 1_000;
             assert!((due..due + 10).contains(at), "{path} at {at} ms, due at {due}");
         }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_dropped_waiter_frees_its_place() {
-    for layer in ten_a_second(10, LONG) {
-        let served = Served::default();
-        let service = noting(&layer, &served);
-        let mut requests: Vec<_> =
-            (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-        sleep(Duration::from_millis(1)).await;
-        let Ok(refused) = service.clone().oneshot(get("/")).await;
-        assert_eq!(refused.status(), 429);
-        let one = requests.pop().expect("twenty");
-        one.abort();
-        assert!(one.await.expect_err("dropped").is_cancelled());
-        for limiter in &Limits::from(&layer) {
-            assert_eq!(used(limiter).await, 10, "{}", limiter.name());
-        }
-        requests.push(tokio::spawn(service.clone().oneshot(get("/"))));
-        answered(requests).await;
-        assert_eq!(served.lock().unwrap().len(), 20);
     }
 }
 
@@ -176,25 +151,6 @@ async fn a_dropped_waiter_leaves_its_turn_and_its_tokens_to_others() {
             assert_eq!(times, [0, 1_000, 2_000, 3_000], "without {dropped}");
             sleep(Duration::from_millis(990)).await;
         }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_request_that_would_wait_longer_than_max_wait_is_refused_and_takes_nothing() {
-    for layer in ten_a_second(30, Duration::from_millis(1_500)) {
-        let service = noting(&layer, &Served::default());
-        let requests: Vec<_> =
-            (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-        sleep(Duration::from_millis(1)).await;
-        // The third window begins in 2 s.
-        let Ok(refused) = service.clone().oneshot(get("/")).await;
-        assert_eq!(refused.status(), 429);
-        assert_eq!(refused.headers()["retry-after"], "2");
-        assert_eq!(refused.headers()["x-ratelimit-used"], "10");
-        for limiter in &Limits::from(&layer) {
-            assert_eq!(used(limiter).await, 10, "{}", limiter.name());
-        }
-        answered(requests).await;
     }
 }
 
@@ -302,8 +258,7 @@ async fn requests_that_would_wait_too_long_are_told_which_quotas_are_exceeded() 
             let limits = Limits::new(limits).store(MemoryStore::new().clock(paused_clock()));
             let layer = FixedWindowLayer::new(limits).queue(30, Duration::from_millis(1_500));
             let service = noting(&layer, &Served::default());
-            let requests: Vec<_> =
-                (0..20).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+            let requests = send(&service, 20);
             sleep(Duration::from_millis(1)).await;
             let Ok(refused) = service.clone().oneshot(get("/")).await;
             assert_eq!(refused.headers()["x-ratelimit-limit"], limit, "{quotas:?}");
@@ -355,8 +310,7 @@ async fn waiting_requests_hold_no_place_in_the_inner_service() {
 async fn closing_the_queue_answers_all_waiters_with_503() {
     for layer in ten_a_second(30, LONG) {
         let service = noting(&layer, &Served::default());
-        let requests: Vec<_> =
-            (0..12).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        let requests = send(&service, 12);
         sleep(Duration::from_millis(1)).await;
         let start = Instant::now();
         layer.close_queue();
@@ -373,19 +327,6 @@ async fn closing_the_queue_answers_all_waiters_with_503() {
         // Other requests don't wait, either.
         let Ok(response) = service.oneshot(get("/")).await;
         assert_eq!(response.status(), 503);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn no_request_waits_in_shadow_mode() {
-    for layer in in_memory(Quota::per_second(10).key(Key::global()).shadow()) {
-        let served = Served::default();
-        let service = noting(&layer.queue(30, LONG), &served);
-        for _ in 0..15 {
-            let Ok(response) = service.clone().oneshot(get("/")).await;
-            assert_eq!(response.status(), 200);
-        }
-        assert!(served.lock().unwrap().iter().all(|(_, at)| *at == 0));
     }
 }
 
@@ -424,8 +365,7 @@ async fn a_line_goes_on_by_the_store_where_others_have_taken_what_was_left() {
         let service = noting(&layer.queue(30, LONG), &served);
         let of_other = |cost| other.of("tested").charge(Key::global(), cost);
         assert!(of_other(10).await.expect("memory").is_ok());
-        let waiting: Vec<_> =
-            (0..14).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        let waiting = send(&service, 14);
         // The next charge is sent so as to come with the window, and comes after the other node's.
         sleep(Duration::from_millis(500)).await;
         delay.store(60, Ordering::SeqCst);
@@ -443,8 +383,7 @@ async fn a_line_goes_on_by_the_store_where_others_have_taken_what_was_left() {
 async fn each_of_those_that_are_charged_at_the_same_time_shows_its_own_count() {
     for layer in far_away(Quota::per_minute(100).key(Key::global()).cost_fn(|_| 2)) {
         let service = noting(&layer.queue(30, LONG), &Served::default());
-        let waiting: Vec<_> =
-            (0..5).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        let waiting = send(&service, 5);
         for (i, response) in (1..).zip(waiting) {
             let Ok(response) = response.await.expect("no panic");
             let number = |name: &str| response.headers()[name].to_str().expect("text").parse().ok();
@@ -471,43 +410,29 @@ async fn seconds_after(
     let served = Served::default();
     let service = noting(&layer.queue(1_000, Duration::from_secs(120)), &served);
     sleep(Duration::from_millis(at)).await;
-    let requests: Vec<_> = (0..requests)
-        .map(|i| tokio::spawn(service.clone().oneshot(get(&format!("/{i:04}")))))
-        .collect();
-    for request in requests {
-        let Ok(response) = request.await.expect("no panic");
-        assert_eq!(response.status(), 200);
-    }
+    all_pass(&service, (0..requests).map(|i| get(&format!("/{i:04}")))).await;
     let served = served.lock().unwrap();
     assert!(served.is_sorted_by_key(|(path, _)| path), "{served:?}");
     served.iter().map(|(_, at)| *at as u64 / 1_000).collect()
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_requests_fill_each_second_and_never_burst_when_a_minute_ends() {
-    let quotas = Quota::per_second(20).and(Quota::per_minute(1_000));
-    let seconds = seconds_after(quotas, 940, 57_000, 400).await;
-    let expected: Vec<_> = (57..77).flat_map(|second| [second; 20]).collect();
-    assert_eq!(seconds, expected);
+async fn waiting_requests_fill_each_window_and_never_burst_when_a_minute_ends() {
+    let of = |start: u64, counts: &[usize]| -> Vec<u64> {
+        let seconds = (start..).zip(counts);
+        seconds.flat_map(|(second, count)| vec![second; *count]).collect()
+    };
+    let many = Quota::per_second(20).and(Quota::per_minute(1_000));
+    assert_eq!(seconds_after(many, 940, 57_000, 400).await, of(57, &[20; 20]));
     // The minute's tokens are used up. In the next minute, requests pass second by second.
-    let seconds = seconds_after(quotas, 1_000, 45_000, 60).await;
-    assert_eq!(seconds, [[60; 20], [61; 20], [62; 20]].concat());
-}
-
-#[tokio::test(start_paused = true)]
-async fn eight_requests_of_one_a_second_are_served_in_eight_consecutive_seconds() {
-    let quotas = Quota::per_second(1).and(Quota::per_minute(60));
-    assert_eq!(seconds_after(quotas, 58, 58_500, 8).await, Vec::from_iter(58..66));
-    assert_eq!(seconds_after(quotas, 60, 58_500, 8).await, Vec::from_iter(60..68));
-}
-
-/// README's limit.
-#[tokio::test(start_paused = true)]
-async fn sixty_a_minute_with_fifteen_in_ten_seconds_are_never_thirty_in_ten_seconds() {
-    let quotas = Quota::per_minute(60).and(Quota::new(15, Duration::from_secs(10)));
-    let seconds = seconds_after(quotas, 50, 45_000, 60).await;
+    assert_eq!(seconds_after(many, 1_000, 45_000, 60).await, of(60, &[20; 3]));
+    let one = Quota::per_second(1).and(Quota::per_minute(60));
+    assert_eq!(seconds_after(one, 58, 58_500, 8).await, of(58, &[1; 8]));
+    assert_eq!(seconds_after(one, 60, 58_500, 8).await, of(60, &[1; 8]));
+    // README's limit: never thirty in ten seconds.
+    let readme = Quota::per_minute(60).and(Quota::new(15, Duration::from_secs(10)));
     let expected = [vec![45; 10], vec![60; 15], vec![70; 15], vec![80; 15], vec![90; 5]].concat();
-    assert_eq!(seconds, expected);
+    assert_eq!(seconds_after(readme, 50, 45_000, 60).await, expected);
 }
 
 /// The other limits count requests that cost something.
@@ -604,8 +529,7 @@ async fn requests_that_wait_are_let_go_when_their_limit_goes_into_shadow_mode() 
     for layer in in_memory(limit.clone()).chain(far_away(limit)) {
         let limiter = limiter_of(&layer);
         let service = noting(&layer.queue(30, Duration::from_secs(1_000_000)), &Served::default());
-        let requests: Vec<_> =
-            (0..5).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+        let requests = send(&service, 5);
         sleep(Duration::from_millis(1_500)).await;
         let passed = requests.iter().filter(|request| request.is_finished()).count();
         assert_eq!(passed, 1);
@@ -658,7 +582,7 @@ async fn returned_elsewhere(store: impl Store + Clone) {
 #[tokio::test(start_paused = true)]
 async fn closing_the_queue_ends_the_wait_for_the_service() {
     for layer in ten_a_second(30, LONG) {
-        let service = layer.layer(NeverReady);
+        let service = layer.layer(ReadyIf::never());
         let mut requests: Vec<_> = (0..12)
             .map(|_| {
                 let mut service = service.clone();
@@ -672,24 +596,6 @@ async fn closing_the_queue_ends_the_wait_for_the_service() {
             let Ok(response) = request.await.expect("no panic");
             assert_eq!(response.status(), 503);
         }
-    }
-}
-
-/// A service that is never ready. It serves calls that come all the same.
-#[derive(Clone)]
-struct NeverReady;
-
-impl Service<Request<Body>> for NeverReady {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Pending
-    }
-
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        std::future::ready(Ok(Response::new(Body::empty())))
     }
 }
 
@@ -828,25 +734,6 @@ async fn tokens_of_those_that_are_gone_are_for_another_line() {
     assert_eq!(limits.of("org").peek(org).await.expect("memory").used(), 2);
 }
 
-/// A service that is ready for one call only.
-#[derive(Clone, Default)]
-struct ReadyOnce(Arc<AtomicU64>);
-
-impl Service<Request<Body>> for ReadyOnce {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        if self.0.load(Ordering::SeqCst) == 0 { Poll::Ready(Ok(())) } else { Poll::Pending }
-    }
-
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        std::future::ready(Ok(Response::new(Body::empty())))
-    }
-}
-
 /// The limits have room, but the service is not ready: the refusal has a time to come back all the
 /// same.
 #[tokio::test(start_paused = true)]
@@ -859,7 +746,8 @@ async fn a_request_whose_service_is_not_ready_in_time_is_refused_for_the_limit_t
     ]);
     let limits = limits.store(FarStore::new(|| 20));
     let layer = FixedWindowLayer::new(limits).queue(30, Duration::from_secs(2));
-    let service = layer.layer(ReadyOnce::default());
+    // It is ready for one call only.
+    let service = layer.layer(ReadyIf::new(|_, calls| calls == 0));
     let mut calls = Vec::new();
     for _ in 0..2 {
         // The request is made ready before the other one is called.

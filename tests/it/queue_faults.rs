@@ -18,7 +18,7 @@ use futures_util::future::join_all;
 use http::request::Parts;
 use http::{Request, Response};
 use tokio::runtime::{Builder, Runtime};
-use tokio::task::yield_now;
+use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneService;
@@ -29,16 +29,12 @@ use tower_fixed_window::{
     Quotas,
 };
 
-use crate::support::{FarStore, MINUTE_MS, get, limiter_of, paused_clock};
+use crate::support::{FarStore, MINUTE_MS, ReadyIf, get, inner, limiter_of, paused_clock};
 
 const LONG: Duration = Duration::from_secs(48 * 3_600);
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
-}
-
-async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
-    Ok(Response::new(Body::empty()))
 }
 
 type Boxed = BoxCloneService<Request<Body>, Response<Body>, Infallible>;
@@ -49,7 +45,23 @@ fn boxed(layer: &FixedWindowLayer) -> Boxed {
 }
 
 fn in_memory(limit: Limit) -> FixedWindowLayer {
-    FixedWindowLayer::new(limit.store(MemoryStore::new().clock(paused_clock())))
+    in_store(limit, MemoryStore::new().clock(paused_clock()), None)
+}
+
+/// In this memory, or so many milliseconds away from it.
+fn in_store(limit: Limit, memory: MemoryStore, way: Option<u64>) -> FixedWindowLayer {
+    FixedWindowLayer::new(match way {
+        Some(way) => limit.store(FarStore::over(memory, move || way)),
+        None => limit.store(memory),
+    })
+}
+
+/// A layer so many milliseconds away from its store, of which others have used some tokens.
+async fn used_by_others(limit: Limit, used: u64, way: u64) -> (Limiter, FixedWindowLayer) {
+    let store = FarStore::new(move || way);
+    let others = limit.clone().store(store.memory.clone());
+    assert!(others.charge(Key::global(), used).await.expect("memory").is_ok());
+    (others, FixedWindowLayer::new(limit.store(store)))
 }
 
 /// The path is the cost.
@@ -60,6 +72,20 @@ fn cost_of(parts: &Parts) -> u64 {
 async fn status(request: impl Future<Output = Result<Response<Body>, Infallible>>) -> u16 {
     let Ok(response) = request.await;
     response.status().as_u16()
+}
+
+fn spawn<S>(service: &S, path: &str) -> JoinHandle<u16>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>,
+    S: Clone + Send + 'static,
+{
+    tokio::spawn(status(service.clone().oneshot(get(path))))
+}
+
+async fn pass(requests: impl IntoIterator<Item = JoinHandle<u16>>) {
+    for request in requests {
+        assert_eq!(request.await.expect("no panic"), 200);
+    }
 }
 
 /// Longer on the way than their windows allow, and than the queue lets it wait.
@@ -127,45 +153,29 @@ async fn a_token_that_comes_back_wakes_no_line() {
     assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
 }
 
-/// A service that does something when it is asked whether it is ready.
-#[derive(Clone, Default)]
-struct WhenAsked(Arc<Mutex<Vec<Pending>>>);
-
-impl Service<Request<Body>> for WhenAsked {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        let todo = std::mem::take(&mut *self.0.lock().unwrap());
-        todo.into_iter().for_each(|request| _ = request.now_or_never());
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        std::future::ready(Ok(Response::new(Body::empty())))
-    }
-}
-
 /// On another thread in practice. The line is full then, so it is refused.
 #[tokio::test(start_paused = true)]
 async fn others_may_be_refused_while_a_request_asks_its_service() {
-    let store = FarStore::new(|| 20);
     let limit = Quota::per_minute(10).name("asks-its-service").key(Key::global());
-    let others = limit.clone().store(store.memory.clone());
-    assert!(others.charge(Key::global(), 10).await.expect("memory").is_ok());
-    let layer = FixedWindowLayer::new(limit.store(store)).queue(1, ms(500));
-    let (service, when_asked) = (boxed(&layer), WhenAsked::default());
+    let (_others, layer) = used_by_others(limit, 10, 20).await;
+    let layer = layer.queue(1, ms(500));
+    let (service, asks) = (boxed(&layer), Arc::new(Mutex::new(Vec::<Pending>::new())));
+    let todo = Arc::clone(&asks);
+    let when_asked = ReadyIf::new(move |_, _| {
+        let todo = std::mem::take(&mut *todo.lock().unwrap());
+        todo.into_iter().for_each(|request| _ = request.now_or_never());
+        true
+    });
     let mut asking: Vec<Pending> = Vec::new();
     for _ in 0..10 {
         let mut request: Pending = Box::pin(service.clone().oneshot(get("/")));
         assert!(request.as_mut().now_or_never().is_none());
         asking.push(request);
     }
-    let mut late = Box::pin(layer.layer(when_asked.clone()).call(get("/")));
+    let mut late = Box::pin(layer.layer(when_asked).call(get("/")));
     assert!((&mut late).now_or_never().is_none());
     sleep(ms(160)).await;
-    *when_asked.0.lock().unwrap() = asking;
+    *asks.lock().unwrap() = asking;
     assert_eq!(status(late).await, 429);
     assert_eq!(status(service.oneshot(get("/"))).await, 429);
 }
@@ -179,14 +189,12 @@ async fn quotas_may_be_added_and_removed_while_the_store_decides() {
         let limit = Limit::new(before).name("changes").key(Key::global());
         let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 200))).queue(9, LONG);
         let service = boxed(&layer);
-        let spawn = || tokio::spawn(status(service.clone().oneshot(get("/"))));
+        let spawn = || spawn(&service, "/");
         let mut requests: Vec<_> = (0..5).map(|_| spawn()).collect();
         sleep(ms(10)).await;
         Limits::from(&layer).of("changes").set_quotas(after);
         requests.extend((0..3).map(|_| spawn()));
-        for request in requests {
-            assert_eq!(request.await.expect("no panic"), 200);
-        }
+        pass(requests).await;
     }
 }
 
@@ -198,7 +206,7 @@ async fn a_lower_cost_passes_when_the_higher_one_before_it_leaves() {
     assert_eq!(status(service.clone().oneshot(get("/8"))).await, 200);
     let high = tokio::spawn(service.clone().oneshot(get("/5")));
     sleep(ms(1)).await;
-    let low = tokio::spawn(status(service.clone().oneshot(get("/1"))));
+    let low = spawn(&service, "/1");
     sleep(Duration::from_secs(600)).await;
     let start = Instant::now();
     high.abort();
@@ -208,19 +216,14 @@ async fn a_lower_cost_passes_when_the_higher_one_before_it_leaves() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_that_are_refused_at_the_same_time_ask_again_after_a_second() {
-    let store = FarStore::new(|| 20);
     let limit = Quota::per_day(50).name("at-the-same-time").key(Key::global());
-    let others = limit.clone().store(store.memory.clone());
-    assert!(others.charge(Key::global(), 50).await.expect("memory").is_ok());
-    let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(99, LONG));
+    let (others, layer) = used_by_others(limit, 50, 20).await;
+    let service = boxed(&layer.queue(99, LONG));
     let start = Instant::now();
-    let requests: Vec<_> =
-        (0..40).map(|_| tokio::spawn(status(service.clone().oneshot(get("/"))))).collect();
+    let requests: Vec<_> = (0..40).map(|_| spawn(&service, "/")).collect();
     sleep(ms(500)).await;
     others.reset(Key::global()).await.expect("memory");
-    for request in requests {
-        assert_eq!(request.await.expect("no panic"), 200);
-    }
+    pass(requests).await;
     assert!(start.elapsed() <= ms(1_200), "{:?}", start.elapsed());
 }
 
@@ -231,7 +234,7 @@ async fn a_cost_that_can_never_pass_any_more_is_refused_and_holds_up_no_other() 
     assert_eq!(status(service.clone().oneshot(get("/5"))).await, 200);
     let never = tokio::spawn(service.clone().oneshot(get("/5")));
     sleep(ms(1)).await;
-    let next = tokio::spawn(status(service.oneshot(get("/1"))));
+    let next = spawn(&service, "/1");
     sleep(ms(500)).await;
     limiter_of(&layer).set_quotas(Quota::per_second(3));
     let start = Instant::now();
@@ -263,13 +266,13 @@ async fn a_request_that_is_not_polled_when_it_is_charged_delays_the_next_by_some
     let limit = Quota::per_minute(2).name("not-polled").key(Key::global());
     let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 5))).queue(9, LONG);
     let service = boxed(&layer);
-    let first = tokio::spawn(status(service.clone().oneshot(get("/"))));
+    let first = spawn(&service, "/");
     sleep(ms(1)).await;
     let mut called = service.clone();
     let forgotten = called.call(get("/"));
     sleep(ms(5)).await;
     let start = Instant::now();
-    let next = tokio::spawn(status(service.oneshot(get("/"))));
+    let next = spawn(&service, "/");
     assert_eq!(first.await.expect("no panic"), 200);
     assert_eq!(next.await.expect("no panic"), 200);
     assert!(start.elapsed() <= ms(250), "{:?}", start.elapsed());
@@ -279,15 +282,11 @@ async fn a_request_that_is_not_polled_when_it_is_charged_delays_the_next_by_some
 /// Six of ten are used: the first needs five. Nothing is taken back of the others.
 #[tokio::test(start_paused = true)]
 async fn whoever_is_granted_goes_also_behind_one_that_is_refused() {
-    let store = FarStore::new(|| 5);
     let limit = Quota::per_minute(10).name("returned").key(Key::global()).cost_fn(cost_of);
-    let others = limit.clone().store(store.memory.clone());
-    assert!(others.charge(Key::global(), 6).await.expect("memory").is_ok());
-    let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(2, LONG));
-    let requests: Vec<_> = ["/5", "/1", "/1", "/1", "/1"]
-        .into_iter()
-        .map(|path| tokio::spawn(status(service.clone().oneshot(get(path)))))
-        .collect();
+    let (others, layer) = used_by_others(limit, 6, 5).await;
+    let service = boxed(&layer.queue(2, LONG));
+    let requests: Vec<_> =
+        ["/5", "/1", "/1", "/1", "/1"].into_iter().map(|path| spawn(&service, path)).collect();
     sleep(Duration::from_secs(1)).await;
     let waiting = requests.iter().filter(|request| !request.is_finished()).count();
     assert_eq!(waiting, 1);
@@ -302,7 +301,7 @@ async fn a_line_that_is_too_long_loses_those_who_came_last() {
     let limit = Quota::per_minute(3).name("loses-last").key(Key::global());
     let others = limit.clone().store(store.memory.clone());
     let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(1, LONG));
-    let call = || tokio::spawn(status(service.clone().oneshot(get("/"))));
+    let call = || spawn(&service, "/");
     let first = call();
     sleep(ms(30)).await;
     let next = call();
@@ -462,11 +461,7 @@ fn runtime() -> Runtime {
 fn a_runtime_that_ends_leaves_its_turns_to_others() {
     for far in [false, true] {
         let limit = Quota::new(2, ms(300)).name("ends").key(Key::global());
-        let store = MemoryStore::new();
-        let layer = match far {
-            true => FixedWindowLayer::new(limit.store(FarStore::over(store, || 5))),
-            false => FixedWindowLayer::new(limit.store(store)),
-        };
+        let layer = in_store(limit, MemoryStore::new(), far.then_some(5));
         let service = boxed(&layer.queue(100, LONG));
         let (ends, stays) = (runtime(), runtime());
         let mut served = Vec::new();
@@ -497,7 +492,7 @@ async fn a_request_one_of_whose_limits_goes_into_shadow_mode_keeps_its_deadline(
     let began = Instant::now();
     assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
     sleep_until(began + ms(600)).await;
-    let waiting = tokio::spawn(status(service.oneshot(get("/"))));
+    let waiting = spawn(&service, "/");
     sleep_until(began + ms(1_900)).await;
     // The fast limit has no room before the third second then.
     let receipt = limits.of("fast").charge(Key::global(), 1).await.expect("memory").expect("room");
@@ -523,14 +518,12 @@ async fn requests_that_wait_notice_that_their_limit_was_lifted() {
             let limits = limits.store(MemoryStore::new().clock(paused_clock()));
             let service = boxed(&FixedWindowLayer::new(&limits).queue(9, 2 * LONG));
             assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
-            let send = || tokio::spawn(status(service.clone().oneshot(get("/"))));
+            let send = || spawn(&service, "/");
             let waiting: Vec<_> = (0..3).map(|_| send()).collect();
             let began = Instant::now();
             sleep(ms(10_000)).await;
             lift(limits.of("a"));
-            for answer in waiting {
-                assert_eq!(answer.await.expect("no panic"), 200);
-            }
+            pass(waiting).await;
             assert!(began.elapsed() < ms(30_000), "{:?}", began.elapsed());
             let used = limits.of("a").with_quotas(Quota::per_day(1)).peek(Key::global());
             assert_eq!(used.await.expect("memory").used(), 1, "they pass uncounted");
@@ -550,7 +543,7 @@ async fn a_request_that_is_charged_in_another_line_keeps_its_service_ready() {
         let layer = FixedWindowLayer::new(&limits).queue(9, LONG);
         let service = layer.layer(ConcurrencyLimitLayer::new(1).layer(service_fn(inner)));
         assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
-        let waiting = tokio::spawn(status(service.oneshot(get("/"))));
+        let waiting = spawn(&service, "/");
         sleep(ms(10_000)).await;
         ease(limits.of("a"));
         assert_eq!(waiting.await.expect("no panic"), 200);
@@ -598,7 +591,7 @@ async fn a_request_that_waits_again_holds_no_permit_of_its_service() {
         let limiter = limits.of("a");
         let service = Ends(ConcurrencyLimitLayer::new(1).layer(slow), Arc::clone(&ends));
         let service = layer.layer(service);
-        let send = |path| tokio::spawn(status(service.clone().oneshot(get(path))));
+        let send = |path| spawn(&service, path);
         assert_eq!(send("/alice").await.expect("no panic"), 200);
         let mut waits = Box::pin(status(service.clone().oneshot(get("/alice"))));
         let mut is_waiting = || (&mut waits).now_or_never().is_none();
@@ -630,7 +623,7 @@ async fn a_limit_in_shadow_mode_counts_requests_whose_limit_was_lifted() {
     let limits = limits.store(MemoryStore::new().clock(paused_clock()));
     let service = boxed(&FixedWindowLayer::new(&limits).queue(9, LONG));
     assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
-    let waiting = tokio::spawn(status(service.oneshot(get("/"))));
+    let waiting = spawn(&service, "/");
     sleep(ms(10_000)).await;
     limits.of("a").set_quotas(Plan::UNLIMITED);
     assert_eq!(waiting.await.expect("no panic"), 200);
@@ -677,7 +670,7 @@ async fn a_limit_with_room_is_no_reason_to_wait_when_the_clock_has_stepped_back(
     let service = boxed(&FixedWindowLayer::new(limits).queue(10, ms(5_000)));
     assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
     clock.set_ms(MINUTE_MS + 2_300);
-    let waiting = tokio::spawn(status(service.oneshot(get("/"))));
+    let waiting = spawn(&service, "/");
     sleep(ms(1)).await;
     clock.set_ms(MINUTE_MS + 3_000);
     assert_eq!(waiting.await.expect("no panic"), 200, "a second begins after 0.7 s");
@@ -716,7 +709,7 @@ fn each_poll_ends_while_time_stands_still() {
                     let call = || -> Pending {
                         match ready {
                             true => Box::pin(boxed(&layer).oneshot(get("/"))),
-                            false => Box::pin(layer.layer(NeverReady).call(get("/"))),
+                            false => Box::pin(layer.layer(ReadyIf::never()).call(get("/"))),
                         }
                     };
                     let mut requests: Vec<_> = (0..6).map(|_| call()).collect();
@@ -731,24 +724,6 @@ fn each_poll_ends_while_time_stands_still() {
             }
         }
     });
-}
-
-/// It takes calls all the same.
-#[derive(Clone)]
-struct NeverReady;
-
-impl Service<Request<Body>> for NeverReady {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Pending
-    }
-
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        std::future::ready(Ok(Response::new(Body::empty())))
-    }
 }
 
 /// In each of their places: a decision that grants, one that refuses, the response to it.
@@ -828,25 +803,6 @@ async fn requests_that_nobody_polls_keep_neither_a_turn_nor_tokens() {
     }
 }
 
-/// A service that does something when it is asked whether it is ready, and is.
-#[derive(Clone)]
-struct Ready(Arc<dyn Fn() + Send + Sync>);
-
-impl Service<Request<Body>> for Ready {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        (self.0)();
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        std::future::ready(Ok(Response::new(Body::empty())))
-    }
-}
-
 /// One look, one turn: what was true when the service was not ready yet may not be when it is.
 #[tokio::test(start_paused = true)]
 async fn a_request_asks_in_its_turn_also_if_a_shadow_mode_ends_while_its_service_becomes_ready() {
@@ -857,7 +813,10 @@ async fn a_request_asks_in_its_turn_also_if_a_shadow_mode_ends_while_its_service
                 .store(MemoryStore::new().clock(paused_clock()));
         let layer = FixedWindowLayer::new(&limits).queue(9, LONG);
         let shadow = limits.clone();
-        let service = layer.layer(Ready(Arc::new(move || shadow.of("a").set_shadow(false))));
+        let service = layer.layer(ReadyIf::new(move |_, _| {
+            shadow.of("a").set_shadow(false);
+            true
+        }));
         let call = || -> Pending { Box::pin(service.clone().call(get("/"))) };
         let poll = |request: &mut Pending| request.as_mut().now_or_never().is_some();
         assert!(poll(&mut call()));
@@ -883,7 +842,7 @@ async fn tokens_of_one_that_is_dropped_while_it_is_charged_are_for_the_next_at_o
             for _ in 0..before {
                 assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
             }
-            let spawn = || tokio::spawn(status(service.clone().oneshot(get("/"))));
+            let spawn = || spawn(&service, "/");
             let gone: Vec<_> = (0..dropped).map(|_| spawn()).collect();
             sleep(ms(after)).await;
             let next = spawn();
@@ -901,11 +860,7 @@ async fn tokens_of_one_that_is_dropped_while_it_is_charged_are_for_the_next_at_o
 fn hundreds_on_four_threads_pass_window_by_window() {
     for far in [false, true] {
         let limit = Quota::new(50, ms(100)).name("threads").key(Key::global());
-        let store = MemoryStore::new();
-        let layer = match far {
-            true => FixedWindowLayer::new(limit.store(FarStore::over(store, || 3))),
-            false => FixedWindowLayer::new(limit.store(store)),
-        };
+        let layer = in_store(limit, MemoryStore::new(), far.then_some(3));
         let service = boxed(&layer.queue(1_000, Duration::from_secs(60)));
         let runtime = Builder::new_multi_thread().worker_threads(4).enable_time().build();
         let runtime = runtime.expect("a runtime");

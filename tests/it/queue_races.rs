@@ -1,29 +1,29 @@
 //! Hang-ups, panics and newcomers at the worst moments of a queue.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
 use axum::body::Body;
 use futures_util::FutureExt;
-use http::{Request, Response, StatusCode};
+use http::{Request, StatusCode};
 use tokio::time::{Instant, sleep, sleep_until};
-use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, OnStoreFailure, Quota};
 
-use crate::support::{FarStore, Mood, TestStore, get, limiter_of, paused_clock};
+use crate::queue::{Served, answered, noting, send};
+use crate::support::{FarStore, Mood, ReadyIf, TestStore, get, inner, limiter_of, paused_clock};
 
 const LONG: Duration = Duration::from_secs(60);
 
-async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
-    Ok(Response::new(Body::empty()))
+fn one_a_second() -> FixedWindowLayer {
+    let store = MemoryStore::new().clock(paused_clock());
+    FixedWindowLayer::new(Quota::per_second(1).key(Key::global()).store(store))
 }
 
 type Task = Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>;
@@ -52,13 +52,7 @@ fn a_waiter_may_be_dropped_by_its_own_waker() {
             .build()
             .expect("a runtime");
         runtime.block_on(async {
-            let service = FixedWindowLayer::new(
-                Quota::per_second(1)
-                    .key(Key::global())
-                    .store(MemoryStore::new().clock(paused_clock())),
-            )
-            .queue(5, LONG)
-            .layer(service_fn(inner));
+            let service = one_a_second().queue(5, LONG).layer(service_fn(inner));
             let Ok(_) = service.clone().oneshot(get("/")).await;
             let mut first = Box::pin(service.clone().oneshot(get("/")));
             assert!((&mut first).now_or_never().is_none());
@@ -82,44 +76,27 @@ fn a_waiter_may_be_dropped_by_its_own_waker() {
 }
 
 /// A service that is ready from a time on.
-#[derive(Clone)]
-struct ReadyAt(Instant);
-
-impl Service<Request<Body>> for ReadyAt {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        if Instant::now() >= self.0 {
-            return Poll::Ready(Ok(()));
-        }
-        let (at, waker) = (self.0, cx.waker().clone());
+fn ready_at(at: Instant) -> ReadyIf {
+    ReadyIf::new(move |cx, _| {
+        let waker = cx.waker().clone();
         tokio::spawn(async move {
             sleep_until(at).await;
             waker.wake();
         });
-        Poll::Pending
-    }
-
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        std::future::ready(Ok(Response::new(Body::empty())))
-    }
+        Instant::now() >= at
+    })
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_late_request_that_is_served_holds_up_no_other() {
     let start = Instant::now();
-    let service = FixedWindowLayer::new(
-        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
-    )
-    .queue(5, LONG)
-    .layer(service_fn(async |request: Request<Body>| {
-        if request.uri().path() == "/late" {
-            sleep(LONG).await;
-        }
-        inner(request).await
-    }));
+    let service =
+        one_a_second().queue(5, LONG).layer(service_fn(async |request: Request<Body>| {
+            if request.uri().path() == "/late" {
+                sleep(LONG).await;
+            }
+            inner(request).await
+        }));
     let Ok(_) = service.clone().oneshot(get("/first")).await;
     let mut late = Box::pin(service.clone().oneshot(get("/late")));
     assert!((&mut late).now_or_never().is_none());
@@ -136,12 +113,10 @@ async fn a_late_request_is_reported_once() {
     let start = Instant::now();
     let reports = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&reports);
-    let layer = FixedWindowLayer::new(
-        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
-    )
-    .on_decision(move |_, _| _ = counted.fetch_add(1, Ordering::SeqCst))
-    .queue(5, LONG);
-    let mut service = layer.layer(ReadyAt(start + Duration::from_millis(4_500)));
+    let layer = one_a_second()
+        .on_decision(move |_, _| _ = counted.fetch_add(1, Ordering::SeqCst))
+        .queue(5, LONG);
+    let mut service = layer.layer(ready_at(start + Duration::from_millis(4_500)));
     let Ok(_) = service.call(get("/first")).await;
     let Ok(late) = service.call(get("/late")).await;
     assert_eq!((late.status(), start.elapsed().as_millis() / 100), (StatusCode::OK, 45));
@@ -150,17 +125,8 @@ async fn a_late_request_is_reported_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_newcomer_goes_before_a_request_that_was_not_polled_in_its_turn() {
-    let start = Instant::now();
-    let order = Arc::new(Mutex::new(Vec::new()));
-    let notes = Arc::clone(&order);
-    let service = FixedWindowLayer::new(
-        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
-    )
-    .queue(2, LONG)
-    .layer(service_fn(move |request: Request<Body>| {
-        notes.lock().unwrap().push(request.uri().path().to_owned());
-        inner(request)
-    }));
+    let (start, served) = (Instant::now(), Served::default());
+    let service = noting(&one_a_second().queue(2, LONG), &served);
     let Ok(_) = service.clone().oneshot(get("/first")).await;
     let mut late = Box::pin(service.clone().oneshot(get("/late")));
     assert!((&mut late).now_or_never().is_none());
@@ -171,10 +137,9 @@ async fn a_newcomer_goes_before_a_request_that_was_not_polled_in_its_turn() {
         tokio::task::yield_now().await;
     }
     let Ok(_) = late.await;
-    for request in requests {
-        let Ok(_) = request.await.expect("no panic");
-    }
-    assert_eq!(*order.lock().unwrap(), ["/first", "/a", "/late", "/b"]);
+    answered(requests).await;
+    let order: Vec<_> = served.lock().unwrap().iter().map(|(path, _)| path.clone()).collect();
+    assert_eq!(order, ["/first", "/a", "/late", "/b"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -184,7 +149,7 @@ async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
         Quota::per_second(400).name("far").key(Key::global()).store(FarStore::new(|| 5)),
     )
     .queue(200, LONG);
-    let mut ready = layer.layer(ReadyAt(start + Duration::from_millis(2_500)));
+    let mut ready = layer.layer(ready_at(start + Duration::from_millis(2_500)));
     let service = layer.layer(service_fn(inner));
     // The service is not ready for them.
     let late: Vec<_> = (0..105).map(|_| tokio::spawn(ready.call(get("/")))).collect();
@@ -199,9 +164,7 @@ async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
         }));
         sleep(Duration::from_millis(3)).await;
     }
-    for request in late {
-        let Ok(_) = request.await.expect("no panic");
-    }
+    answered(late).await;
     for request in last {
         let (i, took) = request.await.expect("no panic");
         // There and back behind another charge, and once more where a window ends on the way.
@@ -211,55 +174,27 @@ async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
 
 #[tokio::test(start_paused = true)]
 async fn leaving_the_queue_frees_a_place_in_that_window_only() {
-    let start = Instant::now();
-    let times = Arc::new(Mutex::new(Vec::new()));
-    let notes = Arc::clone(&times);
-    let service = FixedWindowLayer::new(
-        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
-    )
-    .queue(5, LONG)
-    .layer(service_fn(move |request: Request<Body>| {
-        notes.lock().unwrap().push(start.elapsed().as_secs());
-        inner(request)
-    }));
+    let served = Served::default();
+    let service = noting(&one_a_second().queue(5, LONG), &served);
     let mut requests = Vec::new();
     for _ in 0..4 {
-        requests.push(tokio::spawn(service.clone().oneshot(get("/"))));
+        requests.extend(send(&service, 1));
         sleep(Duration::from_millis(10)).await;
     }
     requests.remove(1).abort();
     sleep(Duration::from_millis(10)).await;
-    requests.push(tokio::spawn(service.oneshot(get("/"))));
-    for request in requests {
-        let Ok(_) = request.await.expect("no panic");
-    }
-    let times = times.lock().unwrap();
-    assert!(times.windows(2).all(|pair| pair[0] < pair[1]), "two in one second: {times:?}");
-}
-
-/// The service and what it notes: which request is called in which millisecond.
-type Notes = Arc<Mutex<Vec<(String, u128)>>>;
-
-fn noting(
-    layer: &FixedWindowLayer,
-    notes: &Notes,
-) -> BoxCloneService<Request<Body>, Response<Body>, Infallible> {
-    let (notes, start) = (Arc::clone(notes), Instant::now());
-    BoxCloneService::new(layer.layer(service_fn(move |request: Request<Body>| {
-        let path = request.uri().path().to_owned();
-        notes.lock().unwrap().push((path, start.elapsed().as_millis()));
-        inner(request)
-    })))
+    requests.extend(send(&service, 1));
+    answered(requests).await;
+    let seconds: Vec<_> = served.lock().unwrap().iter().map(|(_, at)| at / 1_000).collect();
+    assert!(seconds.windows(2).all(|two| two[0] < two[1]), "two in one second: {seconds:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_a_closure_ends_only_its_own_request() {
-    let notes = Notes::default();
-    let layer = FixedWindowLayer::new(
-        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
-    )
-    .on_decision(|parts, _| assert_ne!(parts.uri.path(), "/panics", "on purpose"))
-    .queue(5, LONG);
+    let notes = Served::default();
+    let layer = one_a_second()
+        .on_decision(|parts, _| assert_ne!(parts.uri.path(), "/panics", "on purpose"))
+        .queue(5, LONG);
     let service = noting(&layer, &notes);
     let mut requests = Vec::new();
     for path in ["/first", "/panics", "/next"] {
@@ -275,11 +210,8 @@ async fn a_panic_in_a_closure_ends_only_its_own_request() {
 /// Each delays those behind it by a tenth of a second, once.
 #[tokio::test(start_paused = true)]
 async fn three_requests_that_are_not_polled_delay_the_fourth_by_three_tenths() {
-    let notes = Notes::default();
-    let layer = FixedWindowLayer::new(
-        Quota::per_second(1).key(Key::global()).store(MemoryStore::new().clock(paused_clock())),
-    )
-    .queue(9, LONG);
+    let notes = Served::default();
+    let layer = one_a_second().queue(9, LONG);
     let service = noting(&layer, &notes);
     let Ok(_) = service.clone().oneshot(get("/first")).await;
     let mut forgotten = Vec::new();
@@ -289,9 +221,7 @@ async fn three_requests_that_are_not_polled_delay_the_fourth_by_three_tenths() {
         forgotten.push(request);
     }
     let live = ["/a", "/b"].map(|path| tokio::spawn(service.clone().oneshot(get(path))));
-    for request in live {
-        let Ok(_) = request.await.expect("no panic");
-    }
+    answered(live).await;
     let expected = [("/first", 0), ("/a", 1_300), ("/b", 2_000)];
     assert_eq!(*notes.lock().unwrap(), expected.map(|(path, at)| (path.to_owned(), at)));
 }
@@ -299,7 +229,7 @@ async fn three_requests_that_are_not_polled_delay_the_fourth_by_three_tenths() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
     for (policy, status) in [(OnStoreFailure::Deny, 503), (OnStoreFailure::Allow, 200)] {
-        let (notes, store) = (Notes::default(), TestStore::new(Mood::Later));
+        let (notes, store) = (Served::default(), TestStore::new(Mood::Later));
         let layer = FixedWindowLayer::new(
             Quota::per_minute(1).key(Key::global()).store(store.clone().on_failure(policy)),
         )
@@ -325,7 +255,7 @@ async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
 /// No answer comes before its window is over, and requests pass all the same.
 #[tokio::test(start_paused = true)]
 async fn requests_pass_over_a_way_that_is_longer_than_the_window() {
-    let notes = Notes::default();
+    let notes = Served::default();
     let layer = FixedWindowLayer::new(
         Quota::new(5, Duration::from_millis(20))
             .name("far")
@@ -336,9 +266,6 @@ async fn requests_pass_over_a_way_that_is_longer_than_the_window() {
     let service = noting(&layer, &notes);
     let requests: Vec<_> =
         (0..20).map(|i| tokio::spawn(service.clone().oneshot(get(&format!("/{i:02}"))))).collect();
-    for request in requests {
-        let Ok(response) = request.await.expect("no panic");
-        assert_eq!(response.status(), 200);
-    }
+    answered(requests).await;
     assert!(notes.lock().unwrap().is_sorted());
 }

@@ -24,7 +24,7 @@ use tower_fixed_window::{
     Decision, FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas, Store, Usage,
 };
 
-use crate::support::{FarStore, MINUTE_MS, paused_clock};
+use crate::support::{FarStore, MINUTE_MS, inner, paused_clock};
 
 const LINES: &str = "random-lines";
 const ALL: &str = "all";
@@ -461,9 +461,7 @@ async fn those_that_wait_use_each_window_up_whatever_happens_to_others() {
             way => in_queue.store(FarStore::over(memory, move || way)),
         });
         let layer = layer.queue(1_000, Duration::from_secs(600));
-        let service = layer.layer(service_fn(async |_: Request<Body>| {
-            Ok::<_, Infallible>(Response::new(Body::empty()))
-        }));
+        let service = layer.layer(service_fn(inner));
         let (mut live, mut kept) = (Vec::new(), Vec::new());
         for _ in 0..rng.u64(10..60) {
             let call = service.clone().oneshot(Request::get("/").body(Body::empty()).unwrap());

@@ -18,7 +18,7 @@ use tower_fixed_window::store::{Remote, Reply};
 use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{Decision, FixedWindowLayer, Key, Limits, MemoryStore, Quota};
 
-use crate::support::get;
+use crate::support::{get, inner};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Runtime {
@@ -98,9 +98,7 @@ async fn queue(runtime: Runtime) {
             false => limit.store(MemoryStore::new()),
         });
         let layer = layer.queue(9, Duration::from_secs(60));
-        let service = layer.layer(service_fn(async |_: Request<Body>| {
-            Ok::<_, Infallible>(Response::new(Body::empty()))
-        }));
+        let service = layer.layer(service_fn(inner));
         let all = join_all((0..7).map(|_| service.clone().oneshot(get("/")))).await;
         let mut passed = 0;
         for response in all {
@@ -121,9 +119,8 @@ async fn queue(runtime: Runtime) {
 /// What a refused client sends is read until it is silent for a second, if there are timers.
 async fn upload(runtime: Runtime) {
     let limit = Quota::per_minute(0).key(Key::global()).store(MemoryStore::new());
-    let service = FixedWindowLayer::new(limit).drain_refused::<Body>().layer(service_fn(
-        async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())),
-    ));
+    let layer = FixedWindowLayer::new(limit).drain_refused::<Body>();
+    let service = layer.layer(service_fn(inner));
     let silent = Body::from_stream(stream::pending::<Result<&'static str, Infallible>>());
     let start = Instant::now();
     let Ok(response) = service.oneshot(Request::post("/").body(silent).expect("valid")).await;
