@@ -1,9 +1,7 @@
 //! A headless Chromium, driven over the pipe of its DevTools protocol: JSON that ends with a zero.
 
 use std::env;
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -123,26 +121,6 @@ impl Browser {
         }
     }
 
-    pub(crate) fn resize(&mut self, width: u32) {
-        let size = json!({"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": true});
-        self.call("Emulation.setDeviceMetricsOverride", size);
-    }
-
-    /// Sets preferences of the user's system, such as `("prefers-color-scheme", "dark")`.
-    pub(crate) fn prefer(&mut self, features: &[(&str, &str)]) {
-        let features = features.iter().map(|(name, value)| json!({"name": name, "value": value}));
-        let features = json!({"features": features.collect::<Vec<_>>()});
-        self.call("Emulation.setEmulatedMedia", features);
-    }
-
-    /// Takes a picture of the whole page, beyond what the window shows.
-    pub(crate) fn screenshot(&mut self, file: &Path) {
-        let whole = json!({"format": "png", "captureBeyondViewport": true});
-        let taken = self.call("Page.captureScreenshot", whole);
-        let image = from_base64(taken["data"].as_str().expect("an image"));
-        fs::write(file, image).expect("a file");
-    }
-
     pub(crate) fn complaints(&self) -> &[Value] {
         &self.complaints
     }
@@ -154,15 +132,4 @@ impl Drop for Browser {
         let _killed = self.child.kill();
         let _waited = self.child.wait();
     }
-}
-
-fn from_base64(text: &str) -> Vec<u8> {
-    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digit = |c| DIGITS.iter().position(|digit| *digit == c);
-    let digits: Vec<_> = text.bytes().map_while(digit).collect();
-    let bytes = digits.chunks(4).flat_map(|group| {
-        let bits = group.iter().fold(0, |bits, digit| bits << 6 | digit) << (6 * (4 - group.len()));
-        [bits >> 16, bits >> 8, bits].into_iter().take(group.len() - 1).map(|byte| byte as u8)
-    });
-    bytes.collect()
 }

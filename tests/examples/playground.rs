@@ -1,7 +1,5 @@
 //! The playground: what it serves, and its page in a browser.
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -158,23 +156,6 @@ fn limit_and_window_are_set_in_the_page_within_what_it_can_show() {
     assert_eq!(told("?limit=x&window=-1"), (json!(5), json!(600_000), json!(0)));
 }
 
-fn pictures() -> PathBuf {
-    let pictures = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("playground");
-    fs::create_dir_all(&pictures).expect("a directory");
-    pictures
-}
-
-/// The state of the page on a desk and on a phone, where nothing may stick out.
-fn picture(browser: &mut Browser, name: &str) {
-    for width in [1280, 390] {
-        browser.resize(width);
-        browser.value("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 250)))");
-        browser.screenshot(&pictures().join(format!("{name}-{width}.png")));
-        let widest = browser.value("document.documentElement.scrollWidth");
-        assert!(widest.as_u64() <= Some(width.into()), "{name} is {widest} wide at {width}");
-    }
-}
-
 /// Sets a field of the page, and leaves it, as a user does.
 fn set(browser: &mut Browser, selector: &str, value: &str) {
     browser.value(&format!(
@@ -219,10 +200,8 @@ fn outcome(browser: &mut Browser, form: &str) -> String {
 fn in_a_browser() {
     let server = start(10);
     let mut browser = Browser::open(&format!("http://{}/", server.address));
-    browser.resize(1280);
     let browser = &mut browser;
     browser.wait("document.querySelectorAll('.panes i').length === 5");
-    picture(browser, "01-fresh");
 
     let lit = "document.querySelectorAll('.panes .on').length";
     // Early in a window, so that it doesn't turn before the pictures are taken.
@@ -233,7 +212,6 @@ fn in_a_browser() {
     assert_eq!(browser.value(lit), 1);
     assert!(browser.text("#fields").starts_with("200 OK"));
     assert!(browser.text("#fields").contains("x-ratelimit-remaining: 4\n"));
-    picture(browser, "02-one");
 
     browser.wait(&format!("{early} && {lit} === 0"));
     browser.click("#burst");
@@ -243,7 +221,6 @@ fn in_a_browser() {
     assert!(browser.text("#fields").starts_with("429 Too Many Requests"));
     assert!(browser.text("#fields").contains("x-ratelimit-remaining: 0\n"));
     assert!(browser.text("#fields").contains("\nretry-after: "));
-    picture(browser, "03-burst");
     // The window empties by itself, and the strip shows its count.
     browser.wait("document.querySelectorAll('.panes .on').length === 0");
     assert_eq!(browser.text(".strip .hit .count"), "5\u{2009}+3");
@@ -257,7 +234,6 @@ fn in_a_browser() {
     set(browser, "#bursting [name=said]", "8");
     let told = outcome(browser, "#bursting");
     assert!(told.starts_with("5 of 8 passed; you said 8. The limit is 5: "), "{told}");
-    picture(browser, "04-burst-of-8");
 
     // The second: the next reset, of each kind of window.
     for (kind, found, other) in [
@@ -270,7 +246,6 @@ fn in_a_browser() {
         let told = outcome(browser, "#resetting");
         assert!(told.starts_with("As you said: it was back at :"), "{kind}: {told}");
         if kind == "aligned" {
-            picture(browser, "05-next-reset");
             browser.click(&format!("#resetting [value={other}]"));
             let told = outcome(browser, "#resetting");
             assert!(told.starts_with("Not as you said: it was back at :"), "{kind}: {told}");
@@ -282,19 +257,15 @@ fn in_a_browser() {
     let verdict = attack(browser, "aligned", "5");
     assert!(verdict.starts_with("10 of 10 passed within "), "{verdict}");
     assert!(verdict.ends_with("you said 5. The limit is 5. The remedy: two windows at once."));
-    picture(browser, "06-attack");
     let verdict = attack(browser, "two-at-once", "5");
     assert!(verdict.starts_with("5 of 10 passed within "), "{verdict}");
     assert!(verdict.ends_with("you said 5. The limit of 5 holds."), "{verdict}");
     assert_eq!(browser.value("document.querySelectorAll('#lens .passed').length"), 5);
     assert_eq!(browser.value("document.querySelectorAll('#lens .refused').length"), 5);
-    picture(browser, "07-remedy");
     let verdict = attack(browser, "staggered", "10");
     assert!(verdict.starts_with("10 of 10 passed within "), "{verdict}");
-    picture(browser, "08-staggered");
     let verdict = attack(browser, "first-request", "10");
     assert!(verdict.starts_with("9 of 10 passed within "), "{verdict}");
-    picture(browser, "09-first-request");
 
     // Another limit and another window, and the burst once more.
     set(browser, "#limit", "12");
@@ -307,20 +278,11 @@ fn in_a_browser() {
     assert!(told.starts_with("8 of 8 passed; you said 8. The limit is 12: "), "{told}");
     let verdict = attack(browser, "aligned", "24");
     assert!(verdict.starts_with("24 of 24 passed within "), "{verdict}");
-    picture(browser, "10-another-limit");
     set(browser, "#limit", "0");
     assert_eq!(browser.value("document.querySelector('#limit').matches(':invalid')"), true);
     set(browser, "#limit", "5");
     set(browser, "#window", "10");
     browser.wait("document.querySelectorAll('.panes i').length === 5");
-
-    browser.prefer(&[("prefers-color-scheme", "dark"), ("prefers-reduced-motion", "reduce")]);
-    browser.click("#burst");
-    browser.wait("document.querySelector('#said').textContent.includes('refused')");
-    picture(browser, "11-dark");
-    assert!(!browser.text(".turns").contains('.'), "whole seconds, for those who ask for calm");
-    let moving = "document.getAnimations().length";
-    assert_eq!(browser.value(moving), 0);
 
     // By keyboard alone: the choice, and the button after it, in visible focus.
     browser.click("[name=limit][value=first-request]");
@@ -334,7 +296,6 @@ fn in_a_browser() {
     browser.value("document.querySelector('#said').textContent = ''");
     browser.press("Enter", 13, "\r");
     browser.wait("document.querySelector('#said').textContent !== ''");
-    picture(browser, "12-keyboard");
     // An experiment: the number, Enter, and Enter on its button to stop it.
     browser.value("document.querySelector('#bursting [name=said]').value = ''");
     browser.value("document.querySelector('#bursting [name=said]').focus()");

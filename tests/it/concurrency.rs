@@ -29,38 +29,22 @@ const CONNECTIONS: usize = 64;
 const LIMIT: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn axum_passes_exactly_the_limit_of_2000_requests_over_64_connections() {
-    for mood in ANSWERS {
+async fn exactly_the_limit_passes_of_2000_requests_over_64_connections() {
+    for (mood, by_axum) in ANSWERS.into_iter().flat_map(|mood| [true, false].map(|of| (mood, of))) {
         let store = TestStore::new(mood);
-        let limit =
-            FixedWindowLayer::new(Limit::new(Quota::per_minute(LIMIT as u64)).store(store.clone()));
-        let (addr, accepted) = serve_axum(limit).await;
-        assert_exact(addr, &accepted, &store).await;
+        let limit = Limit::new(Quota::per_minute(LIMIT as u64)).store(store.clone());
+        let limit = FixedWindowLayer::new(limit);
+        let (addr, accepted) =
+            if by_axum { serve_axum(limit).await } else { serve_hyper(limit).await };
+        let answers = flood(addr).await;
+        assert_eq!(answers, BTreeMap::from([(200, LIMIT), (429, REQUESTS - LIMIT)]));
+        assert_eq!(accepted.load(Ordering::SeqCst), CONNECTIONS);
+
+        let again = || client().get(format!("http://{addr}/")).send();
+        assert_eq!(again().await.expect("an answer").status(), 429, "the window still runs");
+        store.clock.advance(Duration::from_secs(60));
+        assert_eq!(again().await.expect("an answer").status(), 200, "the next window");
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn hyper_passes_exactly_the_limit_of_2000_requests_over_64_connections() {
-    for mood in ANSWERS {
-        let store = TestStore::new(mood);
-        let limit =
-            FixedWindowLayer::new(Limit::new(Quota::per_minute(LIMIT as u64)).store(store.clone()));
-        let (addr, accepted) = serve_hyper(limit).await;
-        assert_exact(addr, &accepted, &store).await;
-    }
-}
-
-async fn assert_exact(addr: SocketAddr, accepted: &AtomicUsize, store: &TestStore) {
-    let answers = flood(addr).await;
-    assert_eq!(answers, BTreeMap::from([(200, LIMIT), (429, REQUESTS - LIMIT)]));
-    assert_eq!(accepted.load(Ordering::SeqCst), CONNECTIONS);
-
-    let again = |client: reqwest::Client| async move {
-        client.get(format!("http://{addr}/")).send().await.expect("an answer").status()
-    };
-    assert_eq!(again(client()).await, 429, "the window still runs");
-    store.clock.advance(Duration::from_secs(60));
-    assert_eq!(again(client()).await, 200, "the next window");
 }
 
 /// Sends all requests, and counts the answers by their status.

@@ -94,6 +94,20 @@ async fn ask(layer: &FixedWindowLayer, request: Request<Body>) -> Response<Body>
     limited(layer).oneshot(request).await.expect("infallible")
 }
 
+/// A service whose responses have this true cost.
+fn answering(cost: TrueCost) -> Limited {
+    BoxCloneSyncService::new(service_fn(move |_: Request<Body>| {
+        let mut response = Response::new(Body::empty());
+        response.extensions_mut().insert(cost.clone());
+        async { Ok(response) }
+    }))
+}
+
+async fn ask_with_cost(layer: &FixedWindowLayer, cost: TrueCost) {
+    let Ok(response) = layer.layer(answering(cost)).oneshot(from("192.0.2.7")).await;
+    assert_eq!(response.status(), StatusCode::OK);
+}
+
 const QUOTA: Quota = Quota::per_minute(1_000);
 
 fn per_minute() -> FixedWindowLayer {
@@ -179,34 +193,27 @@ fn a_subscriber_that_shows_errors_gets_them_alone() {
 /// A handler reports true costs that no limit of its layer takes, or only some of them.
 #[test]
 fn true_costs_that_no_limit_takes_are_told_once() {
-    let costs = [
-        || TrueCost::of("tokens", 7),
-        || TrueCost::of("tokens", 7).and("cents", 1),
-        || TrueCost::of("", 7),
-    ];
-    let ask = async |limits: Vec<Limit>, cost: fn() -> TrueCost| {
-        let service = service_fn(move |_: Request<Body>| {
-            let mut response = Response::new(Body::empty());
-            response.extensions_mut().insert(cost());
-            async { Ok::<_, Infallible>(response) }
-        });
+    let ask = async |limits: Vec<Limit>, cost: &TrueCost| {
         let layer = FixedWindowLayer::new(limits);
         for _ in 0..3 {
-            let response = layer.layer(service).oneshot(get("/")).await;
-            assert_eq!(response.expect("infallible").status(), StatusCode::OK);
+            ask_with_cost(&layer, cost.clone()).await;
         }
     };
     for (case, name) in [(0, "\"tokens\""), (1, "\"cents\""), (2, "\"\"")] {
         let log = logged_in_case(case, async |case| {
             let key = |name| QUOTA.name(name).key(Key::global());
+            let (tokens, unnamed) = (TrueCost::of("tokens", 7), TrueCost::of("", 7));
             match case {
-                0 => ask(vec![key("tokens")], costs[0]).await,
-                1 => ask(vec![key("tokens").settled(), key("cents")], costs[1]).await,
-                _ => ask(vec![key("tokens").settled()], costs[2]).await,
+                0 => ask(vec![key("tokens")], &tokens).await,
+                1 => {
+                    let limits = vec![key("tokens").settled(), key("cents")];
+                    ask(limits, &tokens.clone().and("cents", 1)).await;
+                }
+                _ => ask(vec![key("tokens").settled()], &unnamed).await,
             }
             // Applied true costs are not mistakes.
-            ask(vec![key("tokens").settled()], costs[0]).await;
-            ask(vec![Limit::new(QUOTA).key(Key::global()).settled()], costs[2]).await;
+            ask(vec![key("tokens").settled()], &tokens).await;
+            ask(vec![Limit::new(QUOTA).key(Key::global()).settled()], &unnamed).await;
         });
         assert!(only_line(&log).contains(&format!("a true cost of {name}, ")), "{log:#?}");
         assert!(log[0].contains(".settled()"), "{log:#?}");
@@ -219,7 +226,8 @@ fn true_costs_that_no_limit_takes_are_told_once() {
 fn many_mistakes_of_one_kind_silence_no_other() {
     let log = logged(async || {
         for i in 0..100 {
-            report_cost(&format!("model-{i}")).await;
+            let cost = TrueCost::of(&format!("model-{i}"), 1);
+            ask_with_cost(&limited_by(Key::global()), cost).await;
             let sent = move |_: &http::request::Parts, _: &mut Key| {
                 Err(MissingKey::unusable(format!("a tenant that is no number: {i}")))
             };
@@ -238,18 +246,6 @@ fn many_mistakes_of_one_kind_silence_no_other() {
     for kind in ["model-", "mend number "] {
         assert!((1..20).contains(&of(kind)), "{log:#?}");
     }
-}
-
-/// A response with a true cost that no limit takes.
-async fn report_cost(name: &str) {
-    let cost = TrueCost::of(name, 1);
-    let service = service_fn(move |_: Request<Body>| {
-        let mut response = Response::new(Body::empty());
-        response.extensions_mut().insert(cost.clone());
-        async { Ok::<_, Infallible>(response) }
-    });
-    let Ok(response) = limited_by(Key::global()).layer(service).oneshot(get("/")).await;
-    assert_eq!(response.status(), StatusCode::OK);
 }
 
 struct Own<F>(F);
@@ -283,13 +279,8 @@ fn a_true_cost_of_ten_windows_is_told_once() {
                 limits.settle(receipts, [("tokens", cost)]).await.expect("memory");
             }
             _ => {
-                let service = service_fn(move |_: Request<Body>| {
-                    let mut response = Response::new(Body::empty());
-                    response.extensions_mut().insert(TrueCost::of("tokens", cost));
-                    async { Ok::<_, Infallible>(response) }
-                });
-                let layer = FixedWindowLayer::new(&limits);
-                let _ = layer.layer(service).oneshot(get("/")).await;
+                let cost = TrueCost::of("tokens", cost);
+                ask_with_cost(&FixedWindowLayer::new(&limits), cost).await;
             }
         }
     };
@@ -299,7 +290,6 @@ fn a_true_cost_of_ten_windows_is_told_once() {
             for _ in 0..3 {
                 settle(case, 901).await;
             }
-            settle(case, 100_000).await;
         });
         let line = only_line(&log);
         assert!(line.contains("`tokens`") && line.contains(".reset(key)"), "{line}");
@@ -344,31 +334,23 @@ fn a_proxy_without_client_ip_is_noticed_by_the_first_request() {
     }
 }
 
-/// The first request may be a health check.
+/// The first request may be a health check, and a proxy may be added later.
 #[test]
-fn a_proxy_is_noticed_by_the_second_request() {
-    let log = logged(async || {
-        let layer = limited(&limited_by(peer_ip()));
-        let _ = layer.clone().oneshot(from("10.0.0.5")).await;
-        let request = with(from("10.0.0.5"), "x-forwarded-for", "192.0.2.7");
-        let _ = layer.oneshot(request).await;
-    });
-    assert!(only_line(&log).contains("client_ip().trusting("), "{log:#?}");
-}
-
-#[test]
-fn a_proxy_that_appears_after_many_requests_is_noticed() {
-    let log = logged(async || {
-        let layer = limited(&limited_by(peer_ip()));
-        for _ in 0..10_000 {
-            let _ = layer.clone().oneshot(from("10.0.0.5")).await;
-        }
-        for _ in 0..256 {
-            let request = with(from("10.0.0.5"), "x-forwarded-for", "192.0.2.7");
-            let _ = layer.clone().oneshot(request).await;
-        }
-    });
-    assert!(only_line(&log).contains("client_ip().trusting("), "{log:#?}");
+fn a_proxy_that_appears_after_other_requests_is_noticed() {
+    for case in [0, 1] {
+        let log = logged_in_case(case, async |case| {
+            let (without, with_proxy) = [(1, 1), (10_000, 256)][case];
+            let layer = limited(&limited_by(peer_ip()));
+            for _ in 0..without {
+                let _ = layer.clone().oneshot(from("10.0.0.5")).await;
+            }
+            for _ in 0..with_proxy {
+                let request = with(from("10.0.0.5"), "x-forwarded-for", "192.0.2.7");
+                let _ = layer.clone().oneshot(request).await;
+            }
+        });
+        assert!(only_line(&log).contains("client_ip().trusting("), "{log:#?}");
+    }
 }
 
 #[test]
@@ -450,17 +432,30 @@ async fn used_after_one(app: Router) -> u64 {
 
 #[test]
 fn the_same_layer_twice_on_the_way_of_a_request_is_named() {
-    for (case, told) in
-        ["the same rate limit is applied twice", "`api` is applied twice"].iter().enumerate()
-    {
+    for case in 0..5 {
         let log = logged_in_case(case, async |case| {
-            let layer = if case == 0 { per_minute() } else { named("api") };
-            let app = twice(layer.clone(), layer);
-            for request in 1..=400 {
-                assert_eq!(used_after_one(app.clone()).await, 2 * request);
+            let layer = match case {
+                0 => per_minute(),
+                1 => named("api"),
+                2 => FixedWindowLayer::new(Limit::new(QUOTA).shadow()),
+                3 => per_minute().headers(Headers::None),
+                _ => per_minute().queue(10, Duration::from_secs(60)),
+            };
+            if case < 2 {
+                let app = twice(layer.clone(), layer);
+                for request in 1..=400 {
+                    assert_eq!(used_after_one(app.clone()).await, 2 * request);
+                }
+                return;
             }
+            // Another limit is between the two.
+            let other = limited_by(Key::global());
+            let layers = ServiceBuilder::new().layer(layer.clone()).layer(other).layer(layer);
+            let app: Router = Router::new().route("/", on_get(async || "hello")).layer(layers);
+            let _ = app.oneshot(from("192.0.2.7")).await;
         });
-        assert!(only_line(&log).contains(told), "{log:#?}");
+        let limit = if case == 1 { "`api`" } else { "the same rate limit" };
+        assert!(only_line(&log).contains(&format!("{limit} is applied twice")), "{log:#?}");
         assert!(log[0].contains("`.layer(..)`") && log[0].contains("another name"), "{log:#?}");
     }
 }
@@ -477,25 +472,6 @@ fn several_limits_that_a_request_meets_twice_with_another_key_are_no_mistake() {
         assert_eq!(response.status(), StatusCode::OK);
     });
     assert!(log.is_empty(), "{log:#?}");
-}
-
-#[test]
-fn the_same_layer_twice_is_noticed_without_headers_and_with_a_queue() {
-    for case in 0..3 {
-        let log = logged_in_case(case, async |case| {
-            let layer = match case {
-                0 => FixedWindowLayer::new(Limit::new(QUOTA).shadow()),
-                1 => per_minute().headers(Headers::None),
-                _ => per_minute().queue(10, Duration::from_secs(60)),
-            };
-            // Another limit is between the two.
-            let other = limited_by(Key::global());
-            let layers = ServiceBuilder::new().layer(layer.clone()).layer(other).layer(layer);
-            let app: Router = Router::new().route("/", on_get(async || "hello")).layer(layers);
-            let _ = app.oneshot(from("192.0.2.7")).await;
-        });
-        assert!(only_line(&log).contains("is applied twice"), "{log:#?}");
-    }
 }
 
 #[test]
@@ -706,32 +682,34 @@ fn a_fallback_that_some_requests_take_is_no_mistake() {
 }
 
 #[test]
-fn a_limit_of_zero_is_noticed_when_it_is_built() {
-    let log = logged(async || {
-        let none = || Quota::per_minute(0);
-        for layer in [none().name("api"), Limit::new(none().and(Quota::per_hour(9)))] {
-            let _ = FixedWindowLayer::new(layer);
+fn a_limit_of_zero_is_noticed_when_it_is_built_unless_it_is_meant() {
+    for case in [0, 1] {
+        let log = logged_in_case(case, async |case| {
+            let none = || Quota::per_minute(0);
+            if case == 0 {
+                for layer in [none().name("api"), Limit::new(none().and(Quota::per_hour(9)))] {
+                    let _ = FixedWindowLayer::new(layer);
+                }
+                let _ = Limiter::new(none().name("api"));
+                return;
+            }
+            let _ = FixedWindowLayer::new(Limit::by_plan(|_, _| Quota::per_minute(0)));
+            let _ = FixedWindowLayer::new(Limit::new(none()).shadow());
+            let limiter = Limiter::new(QUOTA.name("api"));
+            limiter.set_quotas(none());
+            let _ = FixedWindowLayer::new(&limiter);
+            let _ = limiter.with_quotas(none());
+        });
+        if case == 1 {
+            assert_eq!(log, [""; 0]);
+            continue;
         }
-        let _ = Limiter::new(none().name("api"));
-    });
-    let first = only_line(&log);
-    assert!(first.contains("a rate limit of 0 refuses every request"), "{first}");
-    for advice in ["`Plan::UNLIMITED`", "`Limit::by_plan(|_, _| Quota::per_minute(0))`"] {
-        assert!(first.contains(advice), "{first}");
+        let told = only_line(&log);
+        assert!(told.contains("a rate limit of 0 refuses every request"), "{told}");
+        for advice in ["`Plan::UNLIMITED`", "`Limit::by_plan(|_, _| Quota::per_minute(0))`"] {
+            assert!(told.contains(advice), "{told}");
+        }
     }
-}
-
-#[test]
-fn a_limit_of_zero_that_is_meant_is_no_mistake() {
-    let log = logged(async || {
-        let _ = FixedWindowLayer::new(Limit::by_plan(|_, _| Quota::per_minute(0)));
-        let _ = FixedWindowLayer::new(Limit::new(Quota::per_minute(0)).shadow());
-        let limiter = Limiter::new(QUOTA.name("api"));
-        limiter.set_quotas(Quota::per_minute(0));
-        let _ = FixedWindowLayer::new(&limiter);
-        let _ = limiter.with_quotas(Quota::per_minute(0));
-    });
-    assert_eq!(log, [""; 0]);
 }
 
 #[test]
@@ -750,108 +728,73 @@ fn many_limits_that_differ_or_share_a_store_are_no_mistake() {
     assert_eq!(log, [""; 0]);
 }
 
+/// Each of two limits lets pass what the other one left, or has the other one's quotas. If each has
+/// counts of its own, a key has both limits: 4 and 4 where the app says 4.
 #[test]
-fn one_name_with_two_sets_of_quotas_on_a_store_is_noticed() {
-    let log = logged(async || {
-        let store = MemoryStore::new();
-        let first = QUOTA.name("api").store(store.clone());
-        let second = Quota::per_hour(5).name("api").store(store);
-        let _ = (FixedWindowLayer::new(first), FixedWindowLayer::new(second));
-    });
-    let line = only_line(&log);
-    assert!(line.contains("are named `api`, so a key has one count"), "{line}");
-    assert!(line.contains("another name") && line.contains("`Limit::by_plan(..)`"), "{line}");
-}
+fn one_name_of_two_limits_is_noticed() {
+    const BOTH: &str = "are named `api`, so a key has one count in both: give one of them another \
+        name; if they are to be one, make one `Limiter` for both; if their quotas differ between \
+        requests, write one `Limit::by_plan(..)`";
+    const APART: &str = "are named `api`, each with counts of its own";
+    const SERVER: &str = "redis://127.0.0.1:1/";
 
-/// Each of them lets pass what the other one left.
-#[test]
-fn one_name_of_two_limits_with_equal_quotas_is_noticed() {
-    let lines = |case| {
+    fn api(store: impl Store) -> Limiter {
+        QUOTA.name("api").store(store)
+    }
+    fn other(store: impl Store) -> Limiter {
+        Quota::per_hour(5).name("api").store(store)
+    }
+    fn of_one<S: Store + Clone>(store: S, change: impl FnOnce(S) -> S) -> [Limiter; 2] {
+        [api(store.clone()), other(change(store))]
+    }
+    let told = [BOTH, BOTH, BOTH, BOTH, BOTH, "", "", "", "", APART, "", "", "", "", "", ""];
+    for (case, told) in told.into_iter().enumerate() {
         let log = logged_in_case(case, async |case| {
             let redis = |url| RedisStore::new(url).expect("an address");
-            let (memory, server) = (MemoryStore::new(), "redis://127.0.0.1:1/");
-            let named = || QUOTA.name("api");
+            let (memory, server) = (MemoryStore::new(), redis(SERVER));
+            let alone = |name| Limiter::new(QUOTA.name(name));
+            let layer = || FixedWindowLayer::new(QUOTA.name("api"));
             let two = match case {
-                0 => [named().store(memory.clone()), named().store(memory)],
-                1 => [named().store(redis(server)), named().store(redis(server))],
-                2 => [named().store(redis(server)), named().store(redis("redis://127.0.0.1:1/2"))],
-                3 => [named().store(redis(server)), named().store(redis(server).prefix("shop"))],
-                // In memory, each has counts of its own unless it is given a store.
-                4 => [Limiter::new(named()), Limiter::new(named())],
+                0 => [api(memory.clone()), api(memory)],
+                1 => [api(memory.clone()), other(memory)],
+                2 => [api(server), api(redis(SERVER))],
+                3 => of_one(server, |of| of.deadline(Duration::from_secs(1))),
+                4 => of_one(Remote::around(memory), |of| of.remember_refusals(Duration::ZERO)),
+                // Another database, prefix or memory has counts of its own.
+                5 => [api(server), api(redis("redis://127.0.0.1:1/2"))],
+                6 => [api(server), api(redis(SERVER).prefix("shop"))],
+                7 => of_one(server, |of| of.prefix("other")),
+                // So has each limit that is given no store. Layers of it are noticed.
+                8 => [alone("api"), alone("api")],
+                9 => return drop([layer(), layer()]),
+                10 => [alone("api"), alone("other")],
+                11 => [api(memory), other(MemoryStore::new())],
                 // One limit for two layers, and for two plans.
-                _ => {
-                    let one = named().store(redis(server));
+                12 => return drop([layer()].map(|first| [first.clone(), first])),
+                13 => {
+                    let one = api(server);
                     [one.with_quotas(Quota::per_minute(1)), one]
+                }
+                // A plan of requests.
+                14 => {
+                    let plan = Limit::by_plan(|_, _| Quota::per_hour(5)).name("api");
+                    [api(memory.clone()), plan.store(memory)]
+                }
+                // Limits that are gone, as those of tests and of connections are.
+                _ => {
+                    drop((api(memory.clone()), alone("api")));
+                    let [first, second] = [other(memory), alone("api")];
+                    first.set_quotas(QUOTA);
+                    [first, second]
                 }
             };
             let _ = two.map(|limiter| FixedWindowLayer::new(&limiter));
         });
-        log.iter().filter(|line| line.contains("has one count in both")).count()
-    };
-    assert_eq!([0, 1, 2, 3, 4, 5].map(lines), [1, 1, 0, 0, 0, 0]);
-}
-
-/// A key has both limits: 4 and 4 where the app says 4.
-#[test]
-fn one_name_of_two_layers_that_count_apart_is_noticed() {
-    let lines = |case| {
-        let log = logged_in_case(case, async |case| {
-            let layer = || FixedWindowLayer::new(QUOTA.name("api"));
-            let first = layer();
-            let _both = match case {
-                0 => (first, layer()),
-                1 => (first.clone(), first),
-                2 => (first, FixedWindowLayer::new(QUOTA.name("other"))),
-                // Tests and connections make limits one after the other.
-                _ => {
-                    drop(first);
-                    let _next = layer();
-                    return;
-                }
-            };
-        });
-        log.iter().filter(|line| line.contains("`api`, each with counts of its own")).count()
-    };
-    assert_eq!([0, 1, 2, 3].map(lines), [1, 0, 0, 0]);
-}
-
-#[test]
-fn one_name_with_two_sets_of_quotas_on_a_shared_store_is_noticed() {
-    fn name<S: Store + Clone>(store: S, other: impl FnOnce(S) -> S) {
-        let first = QUOTA.name("api").store(store.clone());
-        let second = Quota::per_hour(5).name("api").store(other(store));
-        drop((first, second));
+        match told {
+            "" => assert_eq!(log, [""; 0], "case {case}"),
+            _ => assert!(only_line(&log).contains(told), "case {case}: {log:#?}"),
+        }
     }
-    let lines = |case| {
-        let log = logged_in_case(case, async |case| {
-            let redis = RedisStore::new("redis://127.0.0.1:1/").expect("an address");
-            match case {
-                0 => name(redis, |store| store.deadline(Duration::from_secs(1))),
-                1 => name(Remote::around(MemoryStore::new()), |store| {
-                    store.remember_refusals(Duration::ZERO)
-                }),
-                _ => name(redis, |store| store.prefix("other")),
-            }
-        });
-        log.iter().filter(|line| line.contains("has one count in both")).count()
-    };
-    // A store with another prefix has its own counts.
-    assert_eq!([0, 1, 2].map(lines), [1, 1, 0]);
-}
-
-#[test]
-fn one_name_on_a_store_is_no_mistake_for_plans_and_limits_that_are_gone() {
-    let log = logged(async || {
-        let store = MemoryStore::new();
-        let other = || Quota::per_hour(5).name("api");
-        let first = QUOTA.name("api").store(store.clone());
-        let plan = Limit::by_plan(|_, _| Quota::per_hour(5)).name("api").store(store.clone());
-        let elsewhere = other().store(MemoryStore::new());
-        drop((first, plan, elsewhere));
-        let later = other().store(store);
-        later.set_quotas(QUOTA);
-    });
-    assert_eq!(log, [""; 0]);
 }
 
 /// An app that creates limits as it runs has more than are kept.
@@ -891,10 +834,10 @@ fn a_key_that_the_server_leaves_out_is_a_mistake_of_the_endpoint_too() {
 
 #[test]
 fn a_true_cost_of_a_limit_that_a_request_does_not_have_is_no_mistake() {
-    for case in 0..5 {
-        let log = logged_in_case(case, async |case| {
-            let tokens = || QUOTA.name("tokens").key(Key::global()).settled();
-            let unlimited = || Limit::by_plan(|_, _: &Key| Plan::UNLIMITED).name("tokens");
+    let log = logged(async || {
+        let tokens = || QUOTA.name("tokens").key(Key::global()).settled();
+        let unlimited = || Limit::by_plan(|_, _: &Key| Plan::UNLIMITED).name("tokens");
+        for case in 0..5 {
             let outer = match case {
                 0 => FixedWindowLayer::new(tokens()).skip(|_| true),
                 1 => FixedWindowLayer::new(unlimited().key(Key::global()).settled()),
@@ -903,13 +846,9 @@ fn a_true_cost_of_a_limit_that_a_request_does_not_have_is_no_mistake() {
                 _ => FixedWindowLayer::new(tokens()),
             };
             let inner = FixedWindowLayer::new(QUOTA.name("cents").key(Key::global()).settled());
-            let service = service_fn(async |_: Request<Body>| {
-                let mut response = Response::new(Body::empty());
-                response.extensions_mut().insert(TrueCost::of("tokens", 7).and("cents", 1));
-                Ok::<_, Infallible>(response)
-            });
-            let _ = outer.layer(inner.layer(service)).oneshot(from("192.0.2.7")).await;
-        });
-        assert_eq!(log, [""; 0], "case {case}");
-    }
+            let service = inner.layer(answering(TrueCost::of("tokens", 7).and("cents", 1)));
+            let _ = outer.layer(service).oneshot(from("192.0.2.7")).await;
+        }
+    });
+    assert_eq!(log, [""; 0]);
 }

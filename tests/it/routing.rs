@@ -6,25 +6,16 @@ use axum::routing::get as on_get;
 use axum::{Router, response::Response};
 use http::{Request, StatusCode};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_fixed_window::FixedWindowLayer;
 use tower_fixed_window::key::matched_path;
-use tower_fixed_window::{FixedWindowLayer, Key, Quota};
 use tower_http::trace::TraceLayer;
 
 use crate::support::{
-    ANSWERS, Mood, TestStore, everyone, get, layered, limit_headers, named, per_minute, used,
+    ANSWERS, Mood, TestStore, everyone, get, layered, limit_headers, per_minute, used,
 };
 
 async fn ask(app: &Router, path: &str) -> Response {
     app.clone().oneshot(get(path)).await.expect("infallible")
-}
-
-/// Asserts that requests for `path` count one by one.
-async fn assert_counts(app: &Router, path: &str) {
-    for n in 1..=3 {
-        let response = ask(app, path).await;
-        assert_eq!(response.status(), StatusCode::OK, "{path}");
-        assert_eq!(used(&response), n, "{path}");
-    }
 }
 
 fn hello() -> Router {
@@ -35,47 +26,39 @@ async fn hello_service(_: Request<Body>) -> Result<Response, std::convert::Infal
     Ok(Response::new(Body::from("hello")))
 }
 
+/// However the layer is mounted: the app, a path whose requests count, those of another that count
+/// with them, and those that don't.
 #[tokio::test]
-async fn layer_counts_each_request_also_those_without_a_route() {
+async fn each_way_to_mount_the_layer_counts_each_request_once() {
+    let limit = |mood| per_minute(10, mood);
+    let service = || service_fn(hello_service);
     for mood in ANSWERS {
-        let app = hello().layer(per_minute(10, mood));
-        assert_counts(&app, "/").await;
-        let response = ask(&app, "/missing").await;
-        assert_eq!((response.status(), used(&response)), (StatusCode::NOT_FOUND, 4));
-    }
-}
-
-#[tokio::test]
-async fn a_route_that_is_added_after_the_layer_is_not_limited() {
-    let app = hello().layer(per_minute(1, Mood::Now)).route("/health", on_get(async || "alive"));
-    assert_eq!([ask(&app, "/").await.status(), ask(&app, "/").await.status()], [200, 429]);
-    for _ in 0..2 {
-        let response = ask(&app, "/health").await;
-        assert_eq!(response.status(), StatusCode::OK);
-        assert!(limit_headers(&response).is_empty());
-    }
-}
-
-#[tokio::test]
-async fn route_layer_counts_only_requests_that_have_a_route() {
-    for mood in ANSWERS {
-        let app = hello().route_layer(per_minute(10, mood));
-        assert_counts(&app, "/").await;
-        let response = ask(&app, "/missing").await;
-        assert_eq!(response.status(), StatusCode::NOT_FOUND);
-        assert!(limit_headers(&response).is_empty());
-        assert_eq!(used(&ask(&app, "/").await), 4);
-    }
-}
-
-#[tokio::test]
-async fn a_method_routers_layer_counts_its_route_only() {
-    for mood in ANSWERS {
-        let app = Router::new()
-            .route("/limited", on_get(async || "").layer(per_minute(10, mood)))
-            .route("/free", on_get(async || ""));
-        assert_counts(&app, "/limited").await;
-        assert!(limit_headers(&ask(&app, "/free").await).is_empty());
+        let two = || Router::new().route("/free", on_get(async || ""));
+        let trace = ServiceBuilder::new().layer(TraceLayer::new_for_http()).layer(limit(mood));
+        let handler = async || "fell back";
+        let cases: [(Router, &str, &[&str], &[&str]); 10] = [
+            (hello().layer(limit(mood)), "/", &["/missing"], &[]),
+            (hello().layer(trace), "/", &["/missing"], &[]),
+            (hello().route_layer(limit(mood)), "/", &[], &["/missing"]),
+            (hello().layer(limit(mood)).route("/free", on_get(async || "")), "/", &[], &["/free"]),
+            (two().route("/", on_get(async || "").layer(limit(mood))), "/", &[], &["/free"]),
+            (hello().nest("/api", hello().layer(limit(mood))), "/api", &[], &["/"]),
+            (hello().nest("/api", hello()).layer(limit(mood)), "/api", &["/"], &[]),
+            (hello().nest_service("/api", limit(mood).layer(hello())), "/api", &[], &["/"]),
+            (hello().route_service("/one", limit(mood).layer(service())), "/one", &[], &["/"]),
+            (hello().fallback(handler.layer(limit(mood))), "/missing", &[], &["/"]),
+        ];
+        let service = hello().fallback_service(limit(mood).layer(service()));
+        for (app, path, also, free) in
+            cases.into_iter().chain([(service, "/no", &[][..], &["/"][..])])
+        {
+            for (n, path) in (1..).zip([path; 3].iter().chain(also)) {
+                assert_eq!(used(&ask(&app, path).await), n, "{path}");
+            }
+            for path in free {
+                assert!(limit_headers(&ask(&app, path).await).is_empty(), "{path}");
+            }
+        }
     }
 }
 
@@ -91,86 +74,6 @@ async fn a_method_routers_layer_counts_wrong_methods_and_its_route_layer_does_no
         let response = app.oneshot(post()).await.expect("infallible");
         assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
         assert!(limit_headers(&response).is_empty());
-    }
-}
-
-#[tokio::test]
-async fn nest_counts_once_inside_and_once_outside() {
-    for mood in ANSWERS {
-        let inside = hello().nest("/api", hello().layer(per_minute(10, mood)));
-        assert_counts(&inside, "/api").await;
-        assert!(limit_headers(&ask(&inside, "/").await).is_empty());
-
-        let outside = hello().nest("/api", hello()).layer(per_minute(10, mood));
-        assert_counts(&outside, "/api").await;
-        assert_eq!(used(&ask(&outside, "/").await), 4);
-    }
-}
-
-#[tokio::test]
-async fn nest_service_counts_once() {
-    for mood in ANSWERS {
-        let app = hello().nest_service("/api", per_minute(10, mood).layer(hello()));
-        assert_counts(&app, "/api").await;
-        assert!(limit_headers(&ask(&app, "/").await).is_empty());
-    }
-}
-
-#[tokio::test]
-async fn route_service_counts_once() {
-    for mood in ANSWERS {
-        let limited = per_minute(10, mood).layer(service_fn(hello_service));
-        let app = hello().route_service("/limited", limited);
-        assert_counts(&app, "/limited").await;
-        assert!(limit_headers(&ask(&app, "/").await).is_empty());
-    }
-}
-
-#[tokio::test]
-async fn a_fallback_counts_only_requests_that_reach_it() {
-    for mood in ANSWERS {
-        let handler = async || "fell back";
-        let as_handler = hello().fallback(handler.layer(per_minute(10, mood)));
-        let as_service =
-            hello().fallback_service(per_minute(10, mood).layer(service_fn(hello_service)));
-        for app in [as_handler, as_service] {
-            assert_counts(&app, "/missing").await;
-            assert!(limit_headers(&ask(&app, "/").await).is_empty());
-        }
-    }
-}
-
-#[tokio::test]
-async fn service_builder_counts_once() {
-    for mood in ANSWERS {
-        let stack =
-            ServiceBuilder::new().layer(TraceLayer::new_for_http()).layer(per_minute(10, mood));
-        assert_counts(&hello().layer(stack), "/").await;
-    }
-}
-
-#[tokio::test]
-async fn by_matched_path_each_route_has_a_count_and_all_404s_share_one() {
-    for mood in ANSWERS {
-        let layer = layered(everyone(10).key(matched_path()), mood);
-        let app = Router::new()
-            .route("/users/{id}", on_get(async || ""))
-            .route("/search", on_get(async || ""))
-            .route("/search/", on_get(async || ""))
-            .route("/", on_get(async || ""))
-            .layer(layer);
-        let paths = [
-            ("/users/1", 1),
-            ("/users/2", 2),
-            ("/search", 1),
-            ("/search/", 2),
-            ("/", 1),
-            ("/no", 1),
-            ("/nor", 2),
-        ];
-        for (path, n) in paths {
-            assert_eq!(used(&ask(&app, path).await), n, "{path}");
-        }
     }
 }
 
@@ -193,122 +96,81 @@ async fn a_skip_compares_the_path_as_it_is_where_the_layer_stands() {
     assert!(skips_by(whole, "/api/health").await && !skips_by(whole, "/health").await);
 }
 
-/// axum sets no `MatchedPath` for a nested service, which may be no router.
+/// All 404s share a count. axum sets no `MatchedPath` for a nested service, which may be no router.
 #[tokio::test]
-async fn by_matched_path_each_nested_service_has_a_count() {
+async fn by_matched_path_each_route_and_each_nested_service_has_a_count() {
+    let service = || service_fn(hello_service);
+    let routes = || {
+        let route = || on_get(async || "");
+        let two = Router::new().route("/users/{id}", route()).route("/search", route());
+        two.route("/search/", route()).route("/", route())
+    };
     for mood in ANSWERS {
         let layer = layered(everyone(10).key(matched_path()), mood);
-        let nested = |service: FixedWindowLayer| service.layer(service_fn(hello_service));
-        let inside = Router::new()
-            .nest_service("/a", nested(layer.clone()))
-            .nest_service("/b", nested(layer.clone()))
-            .nest("/c", hello().nest_service("/a", nested(layer.clone())))
-            .route_service("/d", nested(layer.clone()))
-            .nest_service("/e", layer.clone().layer(hello()))
-            .nest_service("/f/", nested(layer.clone()))
-            .fallback_service(nested(layer));
-
-        let layer = layered(everyone(10).key(matched_path()), mood);
-        let outside = Router::new()
-            .nest_service("/a", service_fn(hello_service))
-            .nest_service("/b", service_fn(hello_service))
-            .nest("/c", hello().nest_service("/a", service_fn(hello_service)))
-            .route_service("/d", service_fn(hello_service))
+        let nested = || layer.layer(service());
+        let inside = routes().route_layer(layer.clone()).merge(
+            Router::new()
+                .nest_service("/a", nested())
+                .nest_service("/b", nested())
+                .nest("/c", hello().nest_service("/a", nested()))
+                .route_service("/d", nested())
+                .nest_service("/e", layer.clone().layer(hello()))
+                .nest_service("/f/", nested())
+                .fallback_service(nested()),
+        );
+        let outside = routes()
+            .nest_service("/a", service())
+            .nest_service("/b", service())
+            .nest("/c", hello().nest_service("/a", service()))
+            .route_service("/d", service())
             .nest_service("/e", hello())
-            .nest_service("/f/", service_fn(hello_service))
-            .layer(layer);
+            .nest_service("/f/", service())
+            .layer(layered(everyone(10).key(matched_path()), mood));
         for (app, of) in [(inside, "inside"), (outside, "outside")] {
-            let paths = [
-                ("/a/1", 1),
-                ("/a/2", 2),
-                ("/a", 3),
-                ("/a/", 4),
-                ("/a//", 5),
-                ("/a/{*}", 6),
-                ("/b/1", 1),
-                ("/c/a/1", 1),
-                ("/c/a/2/3", 2),
-                ("/c/a", 3),
-                ("/c/a/", 4),
-                ("/d", 1),
-                ("/e", 1),
-                ("/e/", 2),
-                ("/e/unknown", 3),
-                ("/f/", 1),
-                ("/f/1", 2),
-                ("/no", 1),
-                ("/nor/this", 2),
-                ("/c/nor/that", 3),
-            ];
-            for (path, n) in paths {
-                assert_eq!(used(&ask(&app, path).await), n, "{path} {of}");
+            // The paths of one count, in order.
+            for paths in [
+                &["/a/1", "/a/2", "/a", "/a/", "/a//", "/a/{*}"][..],
+                &["/b/1"],
+                &["/c/a/1", "/c/a/2/3", "/c/a", "/c/a/"],
+                &["/d"],
+                &["/e", "/e/", "/e/unknown"],
+                &["/f/", "/f/1"],
+                &["/no", "/nor/this", "/c/nor/that"],
+                &["/users/1", "/users/2"],
+                &["/search", "/search/"],
+                &["/"],
+            ] {
+                for (n, path) in (1..).zip(paths) {
+                    assert_eq!(used(&ask(&app, path).await), n, "{path} {of}");
+                }
             }
         }
     }
 }
 
+/// On one store, the name alone keeps them apart. Those without a name never share a count.
 #[tokio::test]
-async fn named_layers_never_share_a_count() {
-    for mood in ANSWERS {
-        // On one store: the name alone keeps them apart.
-        let store = TestStore::new(mood);
-        let limited = |name: &str, tokens| {
-            FixedWindowLayer::new(everyone(tokens).name(name).store(store.clone()))
-        };
-        let app = Router::new()
-            .route("/login", on_get(async || "").layer(limited("login", 1)))
-            .route("/search", on_get(async || "").layer(limited("search", 2)));
-
-        assert_eq!(ask(&app, "/login").await.status(), StatusCode::OK);
-        assert_eq!(ask(&app, "/login").await.status(), StatusCode::TOO_MANY_REQUESTS);
-        for n in 1..=2 {
-            let response = ask(&app, "/search").await;
-            assert_eq!((response.status(), used(&response)), (StatusCode::OK, n));
-            assert_eq!(limit_headers(&response)["resource"], "search");
-        }
-        let response = ask(&app, "/search").await;
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-    }
-}
-
-#[tokio::test]
-async fn unnamed_layers_on_one_store_never_share_a_count() {
+async fn layers_share_a_count_if_they_are_clones_or_have_one_name_on_one_store() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
-        let unnamed =
-            || FixedWindowLayer::new(Quota::per_minute(1).key(Key::global()).store(store.clone()));
-        let app = Router::new()
-            .route("/a", on_get(async || "").layer(unnamed()))
-            .route("/b", on_get(async || "").layer(unnamed()));
-        assert_eq!(ask(&app, "/a").await.status(), StatusCode::OK);
-        assert_eq!(ask(&app, "/b").await.status(), StatusCode::OK);
-        assert_eq!(ask(&app, "/a").await.status(), StatusCode::TOO_MANY_REQUESTS);
-    }
-}
-
-#[tokio::test]
-async fn clones_of_a_layer_on_two_routes_are_one_limit() {
-    for mood in ANSWERS {
-        for limit in [per_minute(2, mood), named("both", 2, mood)] {
+        let on_store =
+            |name: &str| FixedWindowLayer::new(everyone(2).name(name).store(store.clone()));
+        let unnamed = || FixedWindowLayer::new(everyone(2).store(store.clone()));
+        let (one, named) = (unnamed(), on_store("clones"));
+        for (a, b, shared) in [
+            (on_store("login"), on_store("search"), false),
+            (unnamed(), unnamed(), false),
+            (one.clone(), one, true),
+            (named.clone(), named, true),
+            (on_store("both"), on_store("both"), true),
+        ] {
             let app = Router::new()
-                .route("/a", on_get(async || "").layer(limit.clone()))
-                .route("/b", on_get(async || "").layer(limit));
+                .route("/a", on_get(async || "").layer(a))
+                .route("/b", on_get(async || "").layer(b));
             assert_eq!(used(&ask(&app, "/a").await), 1);
-            assert_eq!(used(&ask(&app, "/b").await), 2);
-            assert_eq!(ask(&app, "/a").await.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(used(&ask(&app, "/b").await), 1 + u64::from(shared));
+            let refused = ask(&app, "/a").await.status() == StatusCode::TOO_MANY_REQUESTS;
+            assert_eq!(refused, shared);
         }
-    }
-}
-
-#[tokio::test]
-async fn layers_of_one_name_on_one_store_are_one_limit() {
-    for mood in ANSWERS {
-        let store = TestStore::new(mood);
-        let both = || FixedWindowLayer::new(everyone(2).name("both").store(store.clone()));
-        let app = Router::new()
-            .route("/a", on_get(async || "").layer(both()))
-            .route("/b", on_get(async || "").layer(both()));
-        assert_eq!(used(&ask(&app, "/a").await), 1);
-        assert_eq!(used(&ask(&app, "/b").await), 2);
     }
 }

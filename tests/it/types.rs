@@ -6,7 +6,6 @@ use axum::Router;
 use axum::body::Body;
 use axum::routing::get as on_get;
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body_util::combinators::BoxBody;
@@ -14,7 +13,6 @@ use http_body_util::{BodyExt, Full};
 use tower::util::MapResponseLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::{EmptyBody, FixedWindow, FixedWindowLayer, Rejection};
-use tower_http::compression::CompressionLayer;
 use tower_http::trace::TraceLayer;
 
 use crate::support::{ANSWERS, Mood, get, limit_headers, per_minute, used};
@@ -150,37 +148,5 @@ async fn it_fits_under_and_over_the_trace_layer() {
             .layer(TraceLayer::new_for_http())
             .layer(per_minute(1, mood));
         assert_limits::<_, Body, _>(traced).await;
-    }
-}
-
-#[tokio::test]
-async fn it_fits_under_and_over_the_compression_layer() {
-    for mood in ANSWERS {
-        let under = ServiceBuilder::new()
-            .layer(CompressionLayer::new())
-            .layer(per_minute(1, mood))
-            .service(answering::<Body, Body>());
-        assert_limits(under).await;
-        let over = ServiceBuilder::new()
-            .layer(per_minute(1, mood).reject(EmptyBody))
-            .layer(CompressionLayer::new())
-            .service(answering::<Body, Body>());
-        assert_limits(over).await;
-    }
-}
-
-#[tokio::test]
-async fn a_compressed_response_keeps_its_headers() {
-    for mood in ANSWERS {
-        let routes = || Router::new().route("/", on_get(async || "compressible ".repeat(100)));
-        let under = routes().layer(per_minute(9, mood)).layer(CompressionLayer::new());
-        let over = routes().layer(CompressionLayer::new()).layer(per_minute(9, mood));
-        for app in [under, over] {
-            let mut request = get("/");
-            request.headers_mut().insert(ACCEPT_ENCODING, "gzip".parse().expect("valid"));
-            let response = app.oneshot(request).await.expect("infallible");
-            assert_eq!(response.headers()[CONTENT_ENCODING], "gzip");
-            assert_eq!(used(&response), 1);
-        }
     }
 }

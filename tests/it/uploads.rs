@@ -14,7 +14,7 @@ use axum::body::{Body, Bytes};
 use axum::response::IntoResponse;
 use axum::routing::{Route, post};
 use futures_util::{StreamExt, stream};
-use http::{Request, StatusCode, Version};
+use http::{Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{FixedWindow, Grpc};
+use tower_fixed_window::{FixedWindow, FixedWindowLayer, Grpc};
 use tower_http::decompression::{DecompressionBody, RequestDecompressionLayer};
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::{RequestBodyTimeoutLayer, TimeoutBody};
@@ -88,25 +88,15 @@ async fn a_client_that_sends_the_whole_body_before_reading_keeps_its_connection(
     }
 }
 
+/// It awaits a `100 Continue`, or is declared too long to be read.
 #[tokio::test]
-async fn expect_100_continue_is_refused_before_the_body_is_sent() {
-    for mood in ANSWERS {
+async fn an_upload_that_will_not_be_read_is_refused_at_once() {
+    let awaited = format!("expect: 100-continue\r\ncontent-length: {UPLOAD}");
+    let too_long = format!("content-length: {}", 20 * MIB);
+    for (mood, fields) in ANSWERS.into_iter().flat_map(|mood| [(mood, &awaited), (mood, &too_long)])
+    {
         let mut socket = TcpStream::connect(refusing(mood).await).await.expect("connected");
-        let head = format!(
-            "POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {UPLOAD}\r\n\r\n"
-        );
-        socket.write_all(head.as_bytes()).await.expect("open");
-        let answer = read_answer(&mut socket).await;
-        assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
-        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
-    }
-}
-
-#[tokio::test]
-async fn a_body_declared_too_long_to_read_is_refused_at_once() {
-    for mood in ANSWERS {
-        let mut socket = TcpStream::connect(refusing(mood).await).await.expect("connected");
-        let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 20 * MIB);
+        let head = format!("POST / HTTP/1.1\r\nhost: x\r\n{fields}\r\n\r\n");
         socket.write_all(head.as_bytes()).await.expect("open");
         let answer = read_answer(&mut socket).await;
         assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
@@ -116,6 +106,18 @@ async fn a_body_declared_too_long_to_read_is_refused_at_once() {
 
 fn upload(body: impl Into<Body>) -> Request<Body> {
     Request::post("/").body(body.into()).expect("a request")
+}
+
+/// Has a layer refuse a request.
+async fn refuse<B: Send + 'static>(
+    layer: &FixedWindowLayer,
+    request: Request<B>,
+) -> Response<Body> {
+    let service = layer
+        .layer(service_fn(async |_: Request<B>| Ok::<_, Infallible>(Response::new(Body::empty()))));
+    let Ok(response) = service.oneshot(request).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    response
 }
 
 fn declared(name: &'static str, value: &'static str, mut request: Request<Body>) -> Request<Body> {
@@ -165,9 +167,7 @@ async fn over_http1_a_refusal_says_that_the_connection_closes_if_the_rest_is_unr
                 ] {
                     let mut request = request();
                     *request.version_mut() = version;
-                    let response = layer.layer(Router::new()).oneshot(request).await;
-                    let response = response.expect("infallible");
-                    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+                    let response = refuse(&layer, request).await;
                     let says = response.headers().get("connection").is_some_and(|is| is == "close");
                     let closes = unread && version < Version::HTTP_2;
                     assert_eq!(says, closes, "a body {what}, {version:?}, {mood:?}");
@@ -185,11 +185,9 @@ async fn read_of_an_endless_body(version: Version, mood: Mood) -> u64 {
         counter.fetch_add(MIB as u64, Ordering::SeqCst);
         Ok::<_, Infallible>(vec![7; MIB])
     });
-    let mut request = Request::post("/").body(Body::from_stream(frames)).expect("a request");
+    let mut request = upload(Body::from_stream(frames));
     *request.version_mut() = version;
-    let refusing = per_minute(0, mood).layer(Router::new());
-    let response = refusing.oneshot(request).await.expect("infallible");
-    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    refuse(&per_minute(0, mood), request).await;
     read.load(Ordering::SeqCst)
 }
 
@@ -206,12 +204,8 @@ async fn an_endless_body_is_read_up_to_a_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_pauses_its_upload_gets_the_refusal_after_a_second() {
     for mood in ANSWERS {
-        let frames = stream::iter([Ok::<_, Infallible>("half")]).chain(stream::pending());
-        let request = Request::post("/").body(Body::from_stream(frames)).expect("a request");
         let start = tokio::time::Instant::now();
-        let refusing = per_minute(0, mood).layer(Router::new());
-        let response = refusing.oneshot(request).await.expect("infallible");
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        refuse(&per_minute(0, mood), upload(stops(false))).await;
         assert_eq!(start.elapsed().as_millis() / 10, 100, "about a second");
     }
 }
@@ -231,6 +225,7 @@ fn open_ended(method: &str, version: Version, content_type: &str) -> Request<Bod
 async fn a_call_whose_client_reads_an_early_answer_is_refused_at_once() {
     const GRPC: &str = "application/grpc";
     for mood in ANSWERS {
+        let layer = per_minute(0, mood);
         for (method, version, content_type, early) in [
             ("POST", Version::HTTP_2, GRPC, true),
             ("POST", Version::HTTP_2, "application/grpc+proto", true),
@@ -241,16 +236,13 @@ async fn a_call_whose_client_reads_an_early_answer_is_refused_at_once() {
             ("POST", Version::HTTP_11, GRPC, false),
         ] {
             let start = tokio::time::Instant::now();
-            let request = open_ended(method, version, content_type);
-            let response = per_minute(0, mood).layer(Router::new()).oneshot(request).await;
-            assert_eq!(response.expect("infallible").status(), StatusCode::TOO_MANY_REQUESTS);
+            refuse(&layer, open_ended(method, version, content_type)).await;
             let tenths = start.elapsed().as_millis() / 100;
             assert_eq!(tenths, if early { 1 } else { 300 }, "{method} {version:?} {content_type}");
         }
         let start = tokio::time::Instant::now();
-        let at_once = per_minute(0, mood).drain_nothing().layer(Router::new());
-        let response = at_once.oneshot(open_ended("POST", Version::HTTP_2, "text/plain")).await;
-        assert_eq!(response.expect("infallible").status(), StatusCode::TOO_MANY_REQUESTS);
+        let request = open_ended("POST", Version::HTTP_2, "text/plain");
+        refuse(&layer.drain_nothing(), request).await;
         assert!(start.elapsed().is_zero());
     }
 }
@@ -263,7 +255,7 @@ fn always_ready() -> (Request<Body>, Arc<AtomicU64>) {
         counter.fetch_add(1, Ordering::SeqCst);
         Ok::<_, Infallible>("x")
     });
-    (Request::post("/").body(Body::from_stream(frames)).expect("a request"), read)
+    (upload(Body::from_stream(frames)), read)
 }
 
 #[tokio::test(start_paused = true)]
@@ -296,10 +288,7 @@ async fn refused_after(bytes: usize, mood: Mood) -> f32 {
         tokio::time::sleep(Duration::from_millis(900)).await;
         Ok::<_, Infallible>("x")
     });
-    let request = Request::post("/").body(Body::from_stream(frames)).expect("a request");
-    let refusing = per_minute(0, mood).layer(Router::new());
-    let response = refusing.oneshot(request).await.expect("infallible");
-    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    refuse(&per_minute(0, mood), upload(Body::from_stream(frames))).await;
     start.elapsed().as_secs_f32()
 }
 
@@ -323,13 +312,8 @@ async fn bodies_of_other_servers_are_read_if_their_type_is_named() {
             (both, true),
         ] {
             let read = Arc::new(AtomicBool::new(false));
-            let service = layer.layer(service_fn(async |_: Request<Noting>| {
-                Ok::<_, Infallible>(http::Response::new(Body::empty()))
-            }));
             let body = Noting(Arc::clone(&read));
-            let response = service.oneshot(Request::post("/").body(body).expect("a request")).await;
-            let Ok(response) = response;
-            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            refuse(&layer, Request::post("/").body(body).expect("a request")).await;
             assert_eq!(read.load(Ordering::SeqCst), expected);
         }
     }
@@ -389,34 +373,9 @@ async fn bodies_wrapped_by_other_layers_are_read_if_the_limit_has_its_own_layer_
     }
 }
 
+/// Uploads; and calls: unary ones, those of a large message, and those that are never done.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_thousand_refused_uploads_do_not_block_an_http2_connection() {
-    let refusing = per_minute(0, Mood::Now);
-    let passed = Router::new().route("/passes", post(async |body: Bytes| body));
-    let app = Router::new().route("/", post(async |body: Bytes| body)).layer(refusing);
-    let connections = Arc::new(AtomicU64::new(0));
-    let addr = serve_counting(app.merge(passed), Arc::clone(&connections)).await;
-    let client = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build();
-    let client = client.expect("a client");
-    let upload = Bytes::from(vec![7; 100_000]);
-    let refused = async || {
-        let request = client.post(format!("http://{addr}/")).body(upload.clone());
-        let response = request.send().await.expect("no broken connection");
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-        response.bytes().await.expect("a body");
-    };
-    stream::iter(0..3_000).for_each_concurrent(20, async |_| refused().await).await;
-    let request = client.post(format!("http://{addr}/passes")).body("hello");
-    assert_eq!(request.send().await.expect("an answer").status(), StatusCode::OK);
-    assert_eq!(connections.load(Ordering::SeqCst), 1);
-}
-
-/// Unary calls, calls of a large message, and calls that are never done.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_thousand_refused_calls_do_not_block_an_http2_connection() {
-    let refusing = per_minute(0, Mood::Now).reject(Grpc);
-    let passed = Router::new().route("/passes", post(async |body: Bytes| body));
-    let app = Router::new().route("/", post(async |body: Bytes| body)).layer(refusing);
+async fn three_thousand_refused_requests_do_not_block_an_http2_connection() {
     let endless = || {
         let messages = stream::repeat("x").then(async |x| {
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -424,19 +383,32 @@ async fn three_thousand_refused_calls_do_not_block_an_http2_connection() {
         });
         reqwest::Body::wrap_stream(messages)
     };
-    let bodies: [&dyn Fn() -> reqwest::Body; 3] =
-        [&|| "unary".into(), &|| vec![7; 100_000].into(), &endless];
-    for body in bodies {
+    let large = || vec![7; 100_000].into();
+    let requests: [(&str, &dyn Fn() -> reqwest::Body); 4] = [
+        ("text/plain", &large),
+        ("application/grpc", &|| "unary".into()),
+        ("application/grpc", &large),
+        ("application/grpc", &endless),
+    ];
+    let app = || Router::new().route("/", post(async |body: Bytes| body));
+    for (content_type, body) in requests {
+        let is_call = content_type != "text/plain";
+        let limited = match is_call {
+            true => app().layer(per_minute(0, Mood::Now).reject(Grpc)),
+            false => app().layer(per_minute(0, Mood::Now)),
+        };
         let connections = Arc::new(AtomicU64::new(0));
-        let app = app.clone().merge(passed.clone());
+        let app = limited.route("/passes", post(async |body: Bytes| body));
         let addr = serve_counting(app, Arc::clone(&connections)).await;
         let client = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build();
         let client = client.expect("a client");
         let refused = async || {
             let request = client.post(format!("http://{addr}/")).body(body());
-            let request = request.header("content-type", "application/grpc");
+            let request = request.header("content-type", content_type);
             let response = request.send().await.expect("no broken connection");
-            assert_eq!(response.headers()["grpc-status"], "8");
+            let grpc_status = response.headers().get("grpc-status");
+            assert_eq!(grpc_status.is_some_and(|status| status == "8"), is_call);
+            assert_eq!(response.status(), if is_call { 200 } else { 429 });
             response.bytes().await.expect("no broken body");
         };
         stream::iter(0..3_000).for_each_concurrent(20, async |_| refused().await).await;
@@ -480,26 +452,15 @@ impl http_body::Body for Noting {
     }
 }
 
-/// A request whose client has sent something and then pauses.
-async fn refused_while_the_client_pauses() -> StatusCode {
-    let service = per_minute(0, Mood::Now).layer(service_fn(async |_: Request<Body>| {
-        Ok::<_, Infallible>(Body::empty().into_response())
-    }));
-    let frames = stream::iter([Ok::<_, Infallible>("half")]).chain(stream::pending());
-    let request = Request::post("/").body(Body::from_stream(frames)).expect("a request");
-    let Ok(response) = service.oneshot(request).await;
-    response.status()
-}
-
 #[test]
 fn without_a_timer_a_refused_upload_is_read_only_as_far_as_it_is_there() {
-    assert_eq!(block_on(refused_while_the_client_pauses()), StatusCode::TOO_MANY_REQUESTS);
+    let layer = per_minute(0, Mood::Now);
+    block_on(refuse(&layer, upload(stops(false))));
     // A runtime whose builder was not told `enable_time`.
     for mut builder in [Builder::new_current_thread(), Builder::new_multi_thread()] {
         let runtime = builder.build().expect("a runtime");
         for _ in 0..2 {
-            let status = runtime.block_on(refused_while_the_client_pauses());
-            assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+            runtime.block_on(refuse(&layer, upload(stops(false))));
         }
     }
 }
