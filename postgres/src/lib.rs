@@ -34,9 +34,9 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 ///
 /// The store has a connection of its own, separate from your app's pool, and opens it with the
 /// first request: Postgres does not have to be up. Charges that wait at the same time share two
-/// statements, a read and then a write, which is refused if what was read has changed. While
-/// Postgres fails, the policy decides ([`on_failure`](Self::on_failure)). Clones share the
-/// connection.
+/// statements, a read and then a write. A charge is decided again if the row has changed meanwhile,
+/// unless others have only taken tokens, and there are enough for both. While Postgres fails, the
+/// policy decides ([`on_failure`](Self::on_failure)). Clones share the connection.
 ///
 /// ```no_run
 /// use tower_fixed_window::{FixedWindowLayer, Quota};

@@ -169,7 +169,7 @@ pub struct Write {
 }
 
 /// The [`Store`] over [`Counters`]: it reads the counters of charges, decides, and writes. If a
-/// counter has changed meanwhile, it decides again.
+/// counter has changed meanwhile, and has no [room](Write::room), it decides again.
 ///
 /// Charges and corrections that wait at the same time share calls, up to 128 counters in each, and
 /// those of one counter share one write. The distance to the database limits the number of calls in
