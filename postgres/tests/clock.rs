@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use harness::Postgres;
 use tower_fixed_window::{Limit, Quota};
-use tower_fixed_window_postgres::{PostgresStore, SCHEMA};
+use tower_fixed_window_postgres::SCHEMA;
 
 /// The schema of a server whose clock is ahead by so many hours.
 pub(crate) fn schema_ahead_by(hours: i32) -> String {
@@ -16,10 +16,8 @@ pub(crate) fn schema_ahead_by(hours: i32) -> String {
 
 #[tokio::test]
 async fn a_clock_that_steps_back_passes_nothing_twice() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address");
-    let store = store.deadline(Duration::from_secs(20)).remember_refusals(Duration::ZERO);
-    store.create_schema().await.expect("it is created");
+    let Some((server, store)) = crate::start().await else { return };
+    let store = store.remember_refusals(Duration::ZERO);
     let limit = Limit::new(Quota::new(5, Duration::from_secs(10 * 86_400))).name("steps");
     let limit = limit.store(store);
     let passes = async || {

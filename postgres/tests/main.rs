@@ -1,8 +1,10 @@
 //! The store over real servers, which the tests start and kill.
 
 use std::process::Command;
+use std::time::Duration;
 
 use harness::{Postgres, wait_for};
+use tower_fixed_window_postgres::PostgresStore;
 
 mod clock;
 mod conformance;
@@ -10,11 +12,21 @@ mod failover;
 mod nodes;
 mod outage;
 mod pooler;
-mod queue;
 mod runtimes;
 mod table;
 #[cfg(feature = "tls")]
 mod tls;
+
+/// A deadline that a busy machine meets.
+const PATIENT: Duration = Duration::from_secs(20);
+
+/// A server with the schema, and a patient store.
+async fn start() -> Option<(Postgres, PostgresStore)> {
+    let server = Postgres::start()?;
+    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
+    store.create_schema().await.expect("it is created");
+    Some((server, store))
+}
 
 /// Runs SQL in a transaction that stays open for a minute, or until it is [ended](end_held).
 fn hold(server: &Postgres, sql: &str) {

@@ -144,10 +144,7 @@ fn watch(node: &mut Child, seen: &Mutex<Seen>, mut each: impl FnMut(&str, &mut C
 
 #[tokio::test]
 async fn four_processes_never_pass_more_than_the_limit() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address");
-    let store = store.deadline(Duration::from_secs(20));
-    store.create_schema().await.expect("it is created");
+    let Some((server, _)) = crate::start().await else { return };
     let seen = Mutex::new(Seen::default());
     std::thread::scope(|scope| {
         for i in 0..4 {

@@ -38,10 +38,7 @@ fn a_connection_ends_with_its_runtime_and_the_other_opens_one() {
 
 #[test]
 fn two_runtimes_share_a_count() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address");
-    let store = store.deadline(Duration::from_secs(20));
-    runtime().block_on(store.create_schema()).expect("it is created");
+    let Some((server, store)) = runtime().block_on(crate::start()) else { return };
     let limiter = Limit::new(Quota::per_year(1_000_000)).name("runtimes").store(store);
     std::thread::scope(|scope| {
         for _ in 0..2 {

@@ -7,9 +7,7 @@ use tower_fixed_window::store::Store;
 use tower_fixed_window::{Key, Limit, OnStoreFailure, Quota};
 use tower_fixed_window_postgres::PostgresStore;
 
-use crate::{end_held, fastrand, hold};
-
-const PATIENT: Duration = Duration::from_secs(20);
+use crate::{PATIENT, end_held, fastrand, hold, start};
 
 #[tokio::test]
 async fn a_view_shows_counters_as_the_app_named_them() {
@@ -49,9 +47,7 @@ async fn a_view_shows_counters_as_the_app_named_them() {
 /// Of many parts: longer than a row of an index may be.
 #[tokio::test]
 async fn a_long_key_is_counted_under_its_hash() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it creates");
+    let Some((server, store)) = start().await else { return };
     let store = store.on_failure(OnStoreFailure::Deny).remember_refusals(Duration::ZERO);
     let limit = Limit::new(Quota::per_day(2)).name("long").store(store);
     let long = |last: u64| {
@@ -74,9 +70,7 @@ async fn a_long_key_is_counted_under_its_hash() {
 
 #[tokio::test]
 async fn ended_counters_are_deleted_under_charges() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it is created");
+    let Some((server, store)) = start().await else { return };
     server.run(
         "INSERT INTO tfw_counters SELECT 'old', 't' || i, '60000+0', 0, 0, 1, 60000, '5/minute', 1 \
          FROM generate_series(1, 2500) i",
@@ -93,9 +87,7 @@ async fn ended_counters_are_deleted_under_charges() {
 
 #[tokio::test]
 async fn a_deletion_that_failed_is_done_later() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it is created");
+    let Some((server, store)) = start().await else { return };
     server.run(
         "INSERT INTO tfw_counters VALUES ('old', 'ta', '60000+0', 0, 0, 1, 60000, '', 1); \
          CREATE SEQUENCE failed; \
@@ -119,9 +111,7 @@ async fn a_deletion_that_failed_is_done_later() {
 /// Its time may end when nothing of it asks for that any more.
 #[tokio::test]
 async fn a_deletion_that_takes_too_long_cancels_no_other_statement() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it is created");
+    let Some((server, store)) = start().await else { return };
     // A product of long numbers is computed in one go.
     server.run(
         "INSERT INTO tfw_counters VALUES ('old', 'ta', '60000+0', 0, 0, 1, 60000, '', 1); \
@@ -197,9 +187,7 @@ async fn a_table_that_grew_is_never_scanned() {
 /// So that a call for many counters fails by none of them.
 #[tokio::test]
 async fn rows_that_are_no_counts_can_not_be() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it is created");
+    let Some((server, store)) = start().await else { return };
     for numbers in ["0, 1, NULL", "0, 1, -1", "0, 1::bigint << 60, 60000", "-1::bigint << 63, 1, 9"]
     {
         server.run(&format!(
@@ -226,9 +214,7 @@ async fn rows_that_are_no_counts_can_not_be() {
 /// While a transaction stays open, the index keeps what was deleted.
 #[tokio::test]
 async fn entries_of_deleted_rows_are_not_read_again_and_again() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it is created");
+    let Some((server, store)) = start().await else { return };
     hold(&server, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT FROM tfw_counters");
     let ended = |times: u32, of: &str| {
         server.run(&format!(
@@ -268,9 +254,7 @@ async fn entries_of_deleted_rows_are_not_read_again_and_again() {
 /// To find that the index is there, no lock is needed that a writer's would hold up.
 #[tokio::test]
 async fn the_schema_is_found_while_a_transaction_has_written() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it is created");
+    let Some((server, store)) = start().await else { return };
     store.ping().await.expect("Postgres answers");
     hold(&server, "INSERT INTO tfw_counters VALUES ('a', 'ta', '', 0, 0, 1, 9, '', 1)");
     store.create_schema().await.expect("it is found");
@@ -281,9 +265,7 @@ async fn the_schema_is_found_while_a_transaction_has_written() {
 /// write those that follow.
 #[tokio::test]
 async fn the_rest_of_a_lost_group_is_not_locked() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it is created");
+    let Some((server, store)) = start().await else { return };
     let limit = Limit::new(Quota::per_hour(1_000).and(Quota::per_day(9_000))).name("api");
     let limit = limit.store(store.deadline(Duration::from_secs(2)));
     assert!(limit.check("a").await.expect("Postgres answers").allowed());
@@ -344,9 +326,7 @@ async fn only_rights_on_the_table_are_needed() {
 /// changed. A row that a group left behind is none.
 #[tokio::test]
 async fn a_write_adds_to_what_others_have_taken() {
-    let Some(server) = Postgres::start() else { return };
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it creates");
+    let Some((server, _)) = start().await else { return };
     let write = |old: &str, new: &str| {
         let sql = format!(
             "SELECT tfw_write('{{s}}', '{{k}}', '{{w}}', '{{q}}', '{{}}', '{{{old}}}', '{{{new}}}')"
