@@ -2,7 +2,6 @@
 //! layer, of `Limits` without HTTP, and over a store that can't charge them in one step. There nothing is
 //! kept of a charge that is refused, dropped or late, and one deadline is for all of it.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -170,30 +169,6 @@ async fn counted(store: &FarStore) -> [u64; 3] {
         *used = counts.of(name).peek(key).await.expect("memory answers").used();
     }
     used
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_refusal_is_until_the_last_limit_that_refuses_has_room() {
-    let store = FarStore::new(|| DELAY);
-    let limits = in_order(store.clone());
-    assert!(limits.check([Line::new("cents", "ann", 2)]).await.unwrap().allowed());
-    // The tokens refuse first, for an hour; the limit behind them for a day.
-    let refused = limits.check(lines(6)).await.unwrap();
-    assert_eq!(refused.name(), "tokens", "they can never pass");
-    assert!(limits.check([Line::new("tokens", "acme", 5)]).await.unwrap().allowed());
-    let refused = limits.check(lines(1)).await.unwrap();
-    assert_eq!(refused.name(), "cents");
-    assert_eq!(refused.retry_at(), refused.of("cents").unwrap().retry_at());
-    assert!(refused.retry_at() > refused.of("tokens").unwrap().retry_at());
-    assert_eq!(counted(&store).await, [0, 5, 2]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_charge_that_is_never_polled_is_never_made() {
-    let store = FarStore::new(|| DELAY);
-    drop(in_order(store.clone()).check(lines(1)));
-    sleep(Duration::from_secs(1)).await;
-    assert_eq!((counted(&store).await, store.sent.load(Ordering::SeqCst)), ([0; 3], 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,8 +15,7 @@ use tower_fixed_window::{FixedWindowLayer, Key, Limit, Quota, Quotas};
 
 use crate::support::RETRY_AFTER as RETRY;
 use crate::support::{
-    ANSWERS, Mood, NOW_MS, RESET, TestStore, everyone, get, layered, limit_headers, named,
-    per_minute,
+    ANSWERS, Mood, NOW_MS, RESET, TestStore, get, layered, limit_headers, named, per_minute,
 };
 
 /// The end of the tests' hour, as in `x-ratelimit-reset`.
@@ -150,51 +149,6 @@ async fn the_body_of_a_refusal_is_problem_json_with_githubs_message() {
             assert_eq!(body["violated-policies"], policies);
             let message = body["message"].as_str().expect("a text");
             assert!(message.starts_with("API rate limit exceeded"), "{message}");
-        }
-    }
-}
-
-#[tokio::test]
-async fn an_outer_layer_replaces_the_headers_of_an_inner_one_only_if_it_is_tighter() {
-    for mood in ANSWERS {
-        let looser = app().layer(named("inner", 5, mood)).layer(per_minute(10, mood));
-        assert_fields(&ask(&looser).await, ["5", "4", "1", RESET], Some("inner"));
-
-        let tighter = app().layer(named("inner", 5, mood)).layer(per_minute(3, mood));
-        // The outer limit has no name, so there is no resource: the inner limit's would be wrong.
-        assert_fields(&ask(&tighter).await, ["3", "2", "1", RESET], None);
-
-        let hourly = layered(limit(Quota::per_hour(5)).name("hourly"), mood);
-        let as_tight = app().layer(named("inner", 5, mood)).layer(hourly.clone());
-        let response = ask(&as_tight).await;
-        assert_eq!(
-            limit_headers(&response)["resource"],
-            "hourly",
-            "as many remain, and reset later"
-        );
-
-        let same = app().layer(hourly).layer(named("outer", 4, mood));
-        assert_fields(&ask(&same).await, ["5", "3", "2", HOUR_END], Some("hourly"));
-
-        // Both have as many left and reset at the same time: the inner layer's headers stay.
-        let dear = layered(everyone(7).name("dear").cost_fn(|_| 4), mood);
-        let cheap = named("cheap", 4, mood);
-        let tie = app().layer(dear).layer(cheap);
-        assert_fields(&ask(&tie).await, ["7", "3", "4", RESET], Some("dear"));
-    }
-}
-
-#[tokio::test]
-async fn an_inner_layers_refusal_keeps_its_headers_under_an_outer_one() {
-    for mood in ANSWERS {
-        for outer in [2, 10] {
-            let app = app().layer(named("inner", 1, mood)).layer(per_minute(outer, mood));
-            ask(&app).await;
-            // Also if the outer limit has no tokens left.
-            let refused = ask(&app).await;
-            assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-            assert_fields(&refused, ["1", "0", "1", RESET], Some("inner"));
-            assert_eq!(refused.headers()[RETRY_AFTER], RETRY);
         }
     }
 }

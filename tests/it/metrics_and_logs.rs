@@ -569,69 +569,6 @@ async fn a_request_of_several_limits_is_counted_once_while_the_store_fails() {
 }
 
 #[tokio::test]
-async fn on_decision_sees_each_decision_once_with_its_request() {
-    for mood in ANSWERS {
-        let shown = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&shown);
-        let layer = per_minute(2, mood).skip(|parts| parts.uri.path() == "/skipped").on_decision(
-            move |parts, decision| {
-                let path = parts.uri.path().to_owned();
-                seen.lock().expect("no panic").push((path, decision.allowed(), decision.used()));
-            },
-        );
-        let limiter = limiter_of(&layer);
-        let service = limited(layer);
-        let ask = async |path: &str| {
-            let Ok(response) = service.clone().oneshot(get(path)).await;
-            response.status().as_u16()
-        };
-        assert_eq!(ask("/a").await, 200);
-        assert_eq!(ask("/skipped").await, 200);
-        assert_eq!(ask("/b").await, 200);
-        assert_eq!(ask("/c").await, 429);
-        limiter.set_shadow(true);
-        assert_eq!(ask("/d").await, 200);
-        let told = |path: &str, allowed, used| (path.to_owned(), allowed, used);
-        assert_eq!(
-            *shown.lock().expect("no panic"),
-            [told("/a", true, 1), told("/b", true, 2), told("/c", false, 2), told("/d", false, 2)],
-            "{mood:?}"
-        );
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn on_decision_sees_requests_in_their_turn_and_those_refused_a_place() {
-    for mood in ANSWERS {
-        let shown = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&shown);
-        let show = move |_: &http::request::Parts, decision: &tower_fixed_window::Decision| {
-            let told = (decision.allowed(), decision.ready_after(), decision.retry_after());
-            seen.lock().expect("no panic").push(told);
-        };
-        let layer = per_minute(1, mood).queue(2, Duration::from_secs(50)).on_decision(show);
-        let service = limited(layer);
-        assert_eq!(ask(&service).await, 200);
-        let second = tokio::time::timeout(Duration::from_millis(50), ask(&service));
-        let (waits, refused) = tokio::join!(second, async {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            ask(&service).await
-        });
-        assert!(waits.is_err());
-        assert_eq!(refused, 429);
-        let (minute, rest) = (Duration::from_secs(60), Duration::from_millis(39_500));
-        assert_eq!(
-            *shown.lock().expect("no panic"),
-            [
-                (true, Duration::ZERO, None),
-                (false, Duration::ZERO, Some(rest + minute - Duration::from_millis(20)))
-            ],
-            "{mood:?}"
-        );
-    }
-}
-
-#[tokio::test]
 async fn on_decision_is_not_called_without_a_decision() {
     for failure in [Mood::FailsNow, Mood::FailsLater] {
         for (policy, expected) in

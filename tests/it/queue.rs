@@ -2,7 +2,7 @@
 //! each combination of keys (S13).
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,9 +12,8 @@ use futures_util::FutureExt;
 use http::{Request, Response};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
-use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneService;
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::header;
 use tower_fixed_window::{
     FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, Limits, MemoryStore, Plan, Quota, Quotas,
@@ -269,40 +268,6 @@ async fn requests_that_would_wait_too_long_are_told_which_quotas_are_exceeded() 
             assert!(body.contains(&named), "{quotas:?}: {body}");
             drop(requests);
         }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn waiting_requests_hold_no_place_in_the_inner_service() {
-    for layer in ten_a_second(30, LONG) {
-        let in_service = Arc::new(AtomicUsize::new(0));
-        let counter = in_service.clone();
-        let service = ServiceBuilder::new()
-            .layer(layer)
-            .layer(ConcurrencyLimitLayer::new(1))
-            .service(service_fn(move |_: Request<Body>| {
-                let counter = counter.clone();
-                async move {
-                    counter.fetch_add(1, Ordering::SeqCst);
-                    Ok::<_, Infallible>(Response::new(Body::empty()))
-                }
-            }));
-        let mut waiting = Vec::new();
-        for _ in 0..15 {
-            let mut service = service.clone();
-            // Servers make a service ready before they call it.
-            waiting.push(tokio::spawn(async move {
-                service.ready().await.expect("infallible").call(get("/")).await
-            }));
-        }
-        sleep(Duration::from_millis(1)).await;
-        assert_eq!(in_service.load(Ordering::SeqCst), 10);
-        // Five requests wait for the service, and the queue's only place is free.
-        let mut other = service.clone();
-        let ready = tokio::time::timeout(Duration::from_millis(1), other.ready()).await;
-        assert!(ready.is_ok(), "the place is held by one that waits");
-        drop(other);
-        answered(waiting).await;
     }
 }
 

@@ -17,7 +17,7 @@ use tower_fixed_window::{
     Quotas, StoreError,
 };
 
-use crate::support::{ANSWERS, Mood, NOW_MS, TestStore, everyone, get, limiter_of};
+use crate::support::{Mood, NOW_MS, TestStore, everyone, get, limiter_of};
 
 const FREE: Quota = Quota::per_minute(1);
 
@@ -75,22 +75,6 @@ fn a_peek_finds_a_key_that_is_written_as_the_extractor_writes_it_and_no_other() 
     assert_eq!(used(Key::global(), Key::global()), 1);
     assert_eq!(used((extension::<User>(), peer_ip()), (7, address)), 1);
     assert_eq!(used(extension::<User>().or(peer_ip()), 7), 1);
-}
-
-#[tokio::test]
-async fn a_reset_clears_counts_of_earlier_quotas() {
-    for mood in ANSWERS {
-        let store = TestStore::new(mood);
-        let layer = FixedWindowLayer::new(Limit::new(FREE).key(header("x-user")).store(store));
-        let (app, limiter) = (app(&layer), limiter_of(&layer));
-        assert_eq!([status(&app).await, status(&app).await], [200, 429]);
-        limiter.set_quotas(pro_plan());
-        assert_eq!([status(&app).await, status(&app).await], [200, 429]);
-        limiter.reset(alice()).await.expect("memory");
-        assert_eq!(status(&app).await, 200, "{mood:?}");
-        limiter.set_quotas(FREE);
-        assert_eq!(status(&app).await, 200, "{mood:?}");
-    }
 }
 
 #[test]

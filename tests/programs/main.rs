@@ -9,7 +9,7 @@
 //! and each count is the model's. When a request in a queue goes is the layer's to say, within
 //! bounds; what it may take then is the model's.
 //!
-//! A few seconds, or `PROGRAMS_SECONDS`. A failure prints its seed, and `PROGRAMS_SEED` runs that
+//! Ten seconds, or `PROGRAMS_SECONDS`. A failure prints its seed, and `PROGRAMS_SEED` runs that
 //! program alone.
 
 mod model;
