@@ -59,73 +59,49 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
         assert_eq!(count, 1, "{advice} is not once in the compiler's message:\n{message}");
     }
     let made = |limit: &str| format!("FixedWindowLayer::new({limit}).reject(EmptyBody)");
-    let key =
-        "Quota::per_minute(60).name(\"api\").key(|_: &http::request::Parts| Some(Key::global()))";
-    let closure = made(key);
-    let (compiles, message) = check(&closure);
-    assert!(!compiles, "a closure was accepted as an extractor");
-    for advice in ["can't extract a key", "`.key_fn(|parts| ...)`", "`extension::<User>()`"] {
-        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
-    }
-    let (compiles, message) = check(&made("\"60/minute\""));
-    assert!(!compiles, "a text was accepted as a limit");
-    for advice in ["`&str` is not a limit", "`Quota::per_minute(60)`", ".parse::<Quotas>()?`"] {
-        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
-    }
+    let refuses = |what: &str, limit: &str, advice: &[&str]| {
+        let (compiles, message) = check(limit);
+        assert!(!compiles, "{what} was accepted");
+        for advice in advice {
+            assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+        }
+    };
+    let closure = made(
+        "Quota::per_minute(60).name(\"api\").key(|_: &http::request::Parts| Some(Key::global()))",
+    );
+    let advice = ["can't extract a key", "`.key_fn(|parts| ...)`", "`extension::<User>()`"];
+    refuses("a closure as an extractor", &closure, &advice);
+    let advice = ["`&str` is not a limit", "`Quota::per_minute(60)`", ".parse::<Quotas>()?`"];
+    refuses("a text as a limit", &made("\"60/minute\""), &advice);
     let user = "Quota::per_minute(60).key(tower_fixed_window::key::extension::<Inner>())";
-    let (compiles, message) = check(&made(user));
-    assert!(!compiles, "a type without a key was accepted as an extension");
-    for advice in ["there is no key for it", "`impl From<&Inner> for Key {"] {
-        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
-    }
-    let (compiles, message) = check(&made(&user.replace("Inner", "u64")));
-    assert!(!compiles, "a number without a meaning was accepted as an extension");
+    let advice = ["there is no key for it", "`impl From<&Inner> for Key {"];
+    refuses("a type without a key as an extension", &made(user), &advice);
+    let number = made(&user.replace("Inner", "u64"));
     let advice = "put a type of yours that has it into the extensions: `struct UserId(u64)`";
-    assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    refuses("a number without a meaning as an extension", &number, &[advice]);
     let proxies = |networks: &str| {
         let client = format!("tower_fixed_window::key::client_ip().trusting({networks})");
         made(&format!("Quota::per_minute(60).name(\"api\").key({client})"))
     };
-    let (compiles, message) = check(&proxies("\"10.0.0.0/8\""));
-    assert!(!compiles, "a text was accepted as a list");
-    for advice in ["`&str` is not a list of networks", "`[\"10.0.0.0/8\"]`", "`.split(',')`"] {
-        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
-    }
+    let advice = ["`&str` is not a list of networks", "`[\"10.0.0.0/8\"]`", "`.split(',')`"];
+    refuses("a text as a list", &proxies("\"10.0.0.0/8\""), &advice);
     let stored =
         "Quota::per_minute(60).name(\"api\").store(tower_fixed_window::MemoryStore::new())";
-    let (compiles, message) = check(&made(&format!("[{stored}, {stored}]")));
-    assert!(!compiles, "limits of two stores were accepted");
-    let advice = "`Limits::new([a, b]).store(store)`";
-    assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    let two = made(&format!("[{stored}, {stored}]"));
+    refuses("limits of two stores", &two, &["`Limits::new([a, b]).store(store)`"]);
     // A closure's arguments are counted by the compiler, in words of its own.
-    let plan = "tower_fixed_window::Limit::by_plan";
-    let short = [
-        "limit.on_reject(|_| Response::new(Own))".to_owned(),
-        made(&format!("{plan}(|_| Quota::per_hour(1))")),
-    ];
-    for closure in &short {
-        let (compiles, message) = check(closure);
-        assert!(!compiles, "{closure} was accepted");
-        let advice = "expected to take 2 arguments, but it takes 1 argument";
-        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
+    let by_plan = |plan: &str| made(&format!("tower_fixed_window::Limit::by_plan({plan})"));
+    for short in ["limit.on_reject(|_| Response::new(Own))", &by_plan("|_| Quota::per_hour(1)")] {
+        refuses(short, short, &["expected to take 2 arguments, but it takes 1 argument"]);
     }
-    let (compiles, message) = check(&made(&format!("{plan}(|_, _| 60)")));
-    assert!(!compiles, "a number was accepted as a plan");
-    for advice in ["`Plan: From<", "Quotas"] {
-        assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
-    }
-    let (compiles, message) = check(&made(&format!("{plan}(async |_, _| Quota::per_hour(1))")));
-    assert!(!compiles, "an async closure was accepted");
+    refuses("a number as a plan", &by_plan("|_, _| 60"), &["`Plan: From<", "Quotas"]);
     let advice = "not async: let a layer around it put the plan into the extensions";
-    assert!(message.contains(advice), "no {advice} in the compiler's message:\n{message}");
-    let arms = |first, second| {
-        format!("{plan}(|_, _| match 1 {{ 0 => {first}, _ => {second} }}).name(\"api\")")
+    refuses("an async closure", &by_plan("async |_, _| Quota::per_hour(1)"), &[advice]);
+    let arms = |quota: &str| {
+        let unlimited = "tower_fixed_window::Plan::UNLIMITED";
+        by_plan(&format!("|_, _| match 1 {{ 0 => {unlimited}, _ => {quota} }}"))
     };
-    let (quota, unlimited) = ("Quota::per_hour(1)", "tower_fixed_window::Plan::UNLIMITED");
-    let (compiles, message) = check(&made(&arms(unlimited, quota)));
-    assert!(!compiles, "quotas and plans were accepted as one type");
-    assert!(message.contains(".into()"), "no .into() in the compiler's message:\n{message}");
-    let arms = made(&arms(unlimited, "Quota::per_hour(1).into()"));
+    refuses("quotas and plans as one type", &arms("Quota::per_hour(1)"), &[".into()"]);
     // For a missing method, the compiler gives no reason, but it shows a line of the type.
     let main = include_str!("../ui/misfit.rs").replace("serve((LIMIT)", "let _ = ((LIMIT)");
     let main = main.replace(".layer(Inner));", ".layer(Inner)).oneshot(Request::new(\"\"));");
@@ -138,13 +114,12 @@ fn compile_errors_of_unsuitable_bodies_and_keys_suggest_a_fix() {
     assert!(compiles, "the advice does not help:\n{message}");
     // The ways out are ways out, so the failures above had no other reason.
     let key_fn = closure.replace(".key(", ".key_fn(");
-    let by_plan = made(&format!("{plan}(|_, _| Quota::per_hour(1))"));
     for way_out in [
         "limit.reject(EmptyBody)",
         "limit.on_reject(|_, why| why.response(Own))",
         &key_fn,
-        &by_plan,
-        &arms,
+        &by_plan("|_, _| Quota::per_hour(1)"),
+        &arms("Quota::per_hour(1).into()"),
         &made("\"60/minute\".parse::<tower_fixed_window::Quotas>().unwrap()"),
         &made(&user.replace("Inner", "String")),
         &proxies("[\"10.0.0.0/8\"]"),

@@ -157,37 +157,33 @@ async fn without_addresses() {
 
 const CONNECT_INFO: &str = "into_make_service_with_connect_info::<SocketAddr>()";
 
+/// Without a subscriber, and under a filter that names other crates only, a mistake goes to standard
+/// error. A subscriber that shows errors gets it alone.
 #[test]
-fn without_a_subscriber_a_mistake_goes_to_standard_error() {
-    let log = logged(async || without_addresses().await);
-    let told = only_line(&log);
-    assert!(told.starts_with("tower_fixed_window: "), "{told}");
-    let page = "docs/trouble.md";
-    for advice in
-        [CONNECT_INFO, "`tower_fixed_window::key::PeerAddr`", "docs/other-stacks.md", page]
-    {
-        assert!(told.contains(advice), "{told}");
+fn a_mistake_is_shown_by_a_subscriber_or_on_standard_error() {
+    for case in 0..3 {
+        let log = logged_in_case(case, async |case| {
+            let filter = Targets::new().with_target("my_app", LevelFilter::DEBUG);
+            let shown = tracing_subscriber::fmt::layer().with_ansi(false);
+            match case {
+                0 => {}
+                1 => tracing_subscriber::registry().with(shown).with(filter).init(),
+                _ => tracing_subscriber::fmt().with_ansi(false).init(),
+            }
+            without_addresses().await;
+        });
+        let told = only_line(&log);
+        match case {
+            2 => assert!(told.contains(" ERROR tower_fixed_window: "), "{told}"),
+            _ => assert!(told.starts_with("tower_fixed_window: "), "{told}"),
+        }
+        let page = "docs/trouble.md";
+        for advice in
+            [CONNECT_INFO, "`tower_fixed_window::key::PeerAddr`", "docs/other-stacks.md", page]
+        {
+            assert!(told.contains(advice), "{told}");
+        }
     }
-}
-
-#[test]
-fn a_filter_that_names_other_crates_only_does_not_hide_a_mistake() {
-    let log = logged(async || {
-        let filter = Targets::new().with_target("my_app", LevelFilter::DEBUG);
-        let shown = tracing_subscriber::fmt::layer().with_ansi(false);
-        tracing_subscriber::registry().with(shown).with(filter).init();
-        without_addresses().await;
-    });
-    assert!(only_line(&log).starts_with("tower_fixed_window: "), "{log:#?}");
-}
-
-#[test]
-fn a_subscriber_that_shows_errors_gets_them_alone() {
-    let log = logged(async || {
-        tracing_subscriber::fmt().with_ansi(false).init();
-        without_addresses().await;
-    });
-    assert!(only_line(&log).contains(" ERROR tower_fixed_window: "), "{log:#?}");
 }
 
 /// A handler reports true costs that no limit of its layer takes, or only some of them.
