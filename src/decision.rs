@@ -389,7 +389,7 @@ impl Decision {
     }
 
     pub(crate) fn reset_at_ms(&self) -> i64 {
-        self.line.governor().end()
+        self.line.governor().end
     }
 
     /// The first, if the quotas have changed since and are fewer.
@@ -489,12 +489,6 @@ impl Decision {
         self.line.shared |= quotas;
     }
 
-    /// The same refusal, told again. The decision has one line.
-    pub(crate) fn decided_later(mut self, now: i64) -> Self {
-        self.line.now = now;
-        self
-    }
-
     /// For a response that is handed on later than this was decided (S18).
     pub(crate) fn pass_time(&mut self, time: Duration) {
         let now = self.now_after(time);
@@ -539,7 +533,7 @@ impl Decision {
     #[inline(always)]
     fn govern_by_tightest(&mut self) {
         let (mut tightest, usage) = (0, self.usage());
-        let tightness = |i: usize| (usage[i].remaining(), Reverse(usage[i].end()));
+        let tightness = |i: usize| (usage[i].remaining(), Reverse(usage[i].end));
         for i in 1..usage.len() {
             if tightness(i) < tightness(tightest) {
                 tightest = i;

@@ -101,8 +101,8 @@ impl Limits {
         let store = AnyStore::new(MemoryStore::new());
         let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, store.clone()));
         let this = Self { limits: limiters.collect() };
-        let own = || Some(mistakes::OWN_MEMORY.to_owned());
-        this.iter().for_each(|limiter| mistakes::note_name(own(), limiter.live()));
+        let own = || mistakes::OWN_MEMORY.to_owned();
+        this.iter().for_each(|limiter| mistakes::note_name(own(), &limiter.live));
         this
     }
 
@@ -113,13 +113,12 @@ impl Limits {
     #[must_use]
     #[track_caller]
     pub fn store(self, store: impl Store) -> Self {
-        let id = mistakes::identity(&store);
         let store = AnyStore::new(store);
         let limits = self.limits.iter().map(|limit| limit.moved_to(store.clone()));
         let this = Self { limits: limits.collect() };
         // A closure would not show the caller's line.
         for limiter in this.iter() {
-            limiter.check_name(id.clone());
+            limiter.check_name();
         }
         this
     }
@@ -142,15 +141,11 @@ impl Limits {
     }
 
     pub(crate) fn settles(&self, name: &str) -> bool {
-        self.iter().any(|limit| limit.name() == name && limit.live().limit().settled)
+        self.iter().any(|limit| limit.name() == name && limit.live.limit.settled)
     }
 
     pub(crate) fn shared_store(&self) -> &AnyStore {
-        self.limits[0].shared_store()
-    }
-
-    pub(crate) fn now(&self) -> i64 {
-        self.limits[0].now()
+        &self.limits[0].store
     }
 
     /// Returns the limiter of the limit with this name, to peek at, reset or charge that limit
@@ -184,7 +179,7 @@ impl Limits {
     /// If the store fails, or if the lines are empty, name an unknown limit, or name one limit
     /// twice.
     pub fn check<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
-        self.ask(lines.as_ref(), |limiters, charge, _| check_here(|place| limiters[place], charge))
+        self.ask(lines.as_ref(), |limiters, charge, _| check_here(limiters, charge))
     }
 
     /// Returns what each line's key has used, and whether the costs would pass. It takes nothing.
@@ -284,7 +279,7 @@ impl Limits {
         let line = |place: usize| {
             let (limiter, Line { key, cost, .. }) = (limiters[place], &lines[place]);
             let quotas = others.get(place).map_or(&limiter.quotas, |(quotas, _)| quotas);
-            (Account::new(limiter.scope(), quotas, key), *cost)
+            (Account::new(&limiter.scope, quotas, key), *cost)
         };
         // The first line fills the places that are not used.
         let mut rest = [line(0); MAX_LIMITS - 1];
@@ -470,7 +465,7 @@ impl ReceiptLine {
 
     /// Limits without a name are none of each other's.
     fn find<'a>(&self, limiters: &'a [Limiter]) -> Option<&'a Limiter> {
-        limiters.iter().find(|limiter| limiter.scope().id() == self.scope().id())
+        limiters.iter().find(|limiter| limiter.scope.id() == self.scope().id())
     }
 }
 
@@ -489,7 +484,7 @@ impl Receipt {
         let is_here = |(place, line): (usize, &ReceiptLine)| {
             costs(place).is_none() || line.find(limiters).is_some()
         };
-        let store = limiters[0].shared_store();
+        let store = &limiters[0].store;
         if !self.store.as_ref().is_none_or(|of| of.is_of(store))
             || !self.lines.iter().enumerate().all(is_here)
         {
@@ -515,7 +510,7 @@ impl Receipt {
             replies.push(limiter.correct(line, &of, actual));
             of.with_cost(actual.unwrap_or(0))
         });
-        (Reply::all(replies), corrected)
+        (Reply::all(replies).map(drop), corrected)
     }
 }
 
@@ -525,60 +520,56 @@ type OtherQuotas = (Quotas, bool);
 /// Charges the lines of these limiters, and reports each.
 #[inline(never)]
 fn check(limiters: &[&Limiter], charge: Charge<'_>) -> Reply<Decision> {
-    check_here(|place| limiters[place], charge)
+    check_here(limiters, charge)
 }
 
 /// [`check`], compiled for its caller.
 #[inline(always)]
-fn check_here<'a>(
-    limiter: impl Fn(usize) -> &'a Limiter + Copy,
-    charge: Charge<'a>,
-) -> Reply<Decision> {
-    let memory = match limiter(0).shared_store() {
-        AnyStore::Memory(memory) if !limiter(0).is_watched() => memory,
-        _ => return check_elsewhere(limiter, charge),
+fn check_here(limiters: &[&Limiter], charge: Charge<'_>) -> Reply<Decision> {
+    let first = limiters[0];
+    let memory = match &first.store {
+        AnyStore::Memory(memory) if !first.is_watched => memory,
+        _ => return check_elsewhere(limiters, charge),
     };
     let decided = |of: Ruling| Reply::now(of.into_decision(charge.account().label()));
     let reply = match memory.rule(charge) {
         Ok(ruling) if ruling.passed() => {
-            observer::note_passed(limiter(0).scope(), charge.cost(), false);
+            observer::note_passed(&first.scope, charge.cost(), false);
             return decided(ruling);
         }
         Ok(ruling) => decided(ruling),
         Err(undecided) => memory.decide_other(charge, undecided),
     };
     if let Some(Ok(decision)) = reply.as_now() {
-        report(decision, limiter, charge);
+        report(decision, limiters, charge);
     }
     reply
 }
 
 #[inline(never)]
-fn check_elsewhere<'a>(
-    limiter: impl Fn(usize) -> &'a Limiter + Copy,
-    charge: Charge<'a>,
-) -> Reply<Decision> {
-    let reply = limiter(0).shared_store().charge(charge);
+fn check_elsewhere(limiters: &[&Limiter], charge: Charge<'_>) -> Reply<Decision> {
+    let reply = limiters[0].store.charge(charge);
     if let Some(answer) = reply.as_now() {
         if let Ok(decision) = answer {
-            report(decision, limiter, charge);
+            report(decision, limiters, charge);
         }
         return reply;
     }
-    let limiters: Vec<_> = (0..charge.len()).map(|place| limiter(place).clone()).collect();
+    let limiters: Vec<_> = limiters.iter().copied().cloned().collect();
     let charge = charge.to_owned();
     reply.map(move |decision| {
-        report(&decision, |place| &limiters[place], charge.as_charge());
+        let limiters: Vec<_> = limiters.iter().collect();
+        report(&decision, &limiters, charge.as_charge());
         decision
     })
 }
 
 #[inline(always)]
-fn report<'a>(decision: &Decision, limiter: impl Fn(usize) -> &'a Limiter, charge: Charge<'a>) {
+fn report(decision: &Decision, limiters: &[&Limiter], charge: Charge<'_>) {
     if !charge.is_peek() {
-        let line = |place: usize| -> ChargedLine<'a> {
+        let line = |place: usize| {
             let (account, cost) = charge.line_at(place);
-            (limiter(place), account, cost)
+            (limiters[place], account, cost)
         };
         observe(decision, charge.len(), line, false, None);
     }
@@ -595,7 +586,7 @@ fn charge_for_receipt(
         ReceiptLine { account: account.to_owned(), own }
     };
     let lines = charge.lines().enumerate().map(line).collect();
-    let store = limiters[0].shared_store().clone();
+    let store = limiters[0].store.clone();
     reply.map(move |decision| {
         let decision = decision.passed()?;
         let store = Some(store.id(decision.is_local()));

@@ -33,37 +33,29 @@ pub(crate) const ON: bool = cfg!(any(feature = "tracing", feature = "metrics"));
 #[cfg(not(feature = "metrics"))]
 pub(crate) type Meters = ();
 
-#[derive(Clone, Copy)]
+/// A scope, as the log and the metrics know it.
 #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
-pub(crate) struct Observed<'a> {
-    /// Pointers to what it shares with the scope: two words.
-    name: &'a Arc<str>,
-    meters: &'a Meters,
+pub(crate) struct Observed {
+    pub(crate) name: Arc<str>,
+    pub(crate) meters: Meters,
 }
 
-impl<'a> Observed<'a> {
-    #[inline]
-    pub(crate) fn new(name: &'a Arc<str>, meters: &'a Meters) -> Self {
-        Self { name, meters }
-    }
-
+impl Observed {
     /// Worked out where it is shown, since most requests are counted without it.
     #[inline]
-    fn name(self) -> &'a str {
-        if self.name.is_empty() { "unnamed" } else { self.name }
+    fn name(&self) -> &str {
+        if self.name.is_empty() { "unnamed" } else { &self.name }
     }
-}
 
-impl Observed<'_> {
     #[inline(always)]
-    pub(crate) fn event(self, what: Event, n: u64) {
+    pub(crate) fn event(&self, what: Event, n: u64) {
         #[cfg(feature = "metrics")]
         self.meters.event(self.name(), what, n);
         let _ = (what, n);
     }
 
     #[inline(always)]
-    pub(crate) fn passed(self, what: Event, tokens: u64) {
+    pub(crate) fn passed(&self, what: Event, tokens: u64) {
         self.event(what, 1);
         #[cfg(feature = "metrics")]
         if tokens != 1 || self.meters.has_costs() {
@@ -74,32 +66,32 @@ impl Observed<'_> {
 
     #[cfg(feature = "metrics")]
     #[inline(never)]
-    fn charged(self, tokens: u64) {
+    fn charged(&self, tokens: u64) {
         self.meters.note_costs();
         self.event(Event::TokensCharged, tokens);
     }
 
     /// From here on, tokens are counted.
-    pub(crate) fn has_costs(self) {
+    pub(crate) fn has_costs(&self) {
         #[cfg(feature = "metrics")]
         self.meters.note_costs();
     }
 
     /// The duration of a call to a store, or of a wait in a queue.
-    pub(crate) fn took(self, what: Timed, time: Duration) {
+    pub(crate) fn took(&self, what: Timed, time: Duration) {
         #[cfg(feature = "metrics")]
         self.meters.took(self.name(), what, time);
         let _ = (what, time);
     }
 
-    pub(crate) fn waits(self, more: i64) {
+    pub(crate) fn waits(&self, more: i64) {
         #[cfg(feature = "metrics")]
         self.meters.waits(self.name(), more as f64);
         let _ = more;
     }
 
     /// `end` is in milliseconds.
-    pub(crate) fn changed(self, of: Change, end: Option<i64>) {
+    pub(crate) fn changed(&self, of: Change, end: Option<i64>) {
         #[cfg(feature = "metrics")]
         meters::change(self.name(), of, end);
         let _ = (of, end);

@@ -68,10 +68,6 @@ impl Queue {
         let store = self.limits.shared_store();
         store.is_shared() && !matches!(store, AnyStore::Memory(_))
     }
-
-    fn is_closed(&self) -> bool {
-        self.by_key.closed.load(Ordering::Acquire)
-    }
 }
 
 #[derive(Default)]

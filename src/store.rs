@@ -296,13 +296,24 @@ impl AnyStore {
 
     /// What a process counted by itself while the store failed is of its `Remote` alone.
     pub(crate) fn id(&self, is_local: bool) -> StoreId {
+        let name = self.identity().filter(|_| !is_local).or_else(|| self.node_name());
+        StoreId(self.pointer(), name)
+    }
+
+    /// The same text for stores that have the same counts, where that is known.
+    pub(crate) fn name(&self) -> String {
+        let address = || self.pointer().map(|of| of.as_ptr().cast::<()>().addr().to_string());
+        self.identity().or_else(address).unwrap_or_default()
+    }
+
+    fn node_name(&self) -> Option<String> {
+        self.remote().map(|remote| remote.node_name())
+    }
+
+    fn pointer(&self) -> Option<Weak<dyn Store>> {
         match self {
-            Self::Memory(store) => StoreId::Memory(store.number()),
-            Self::Other(store) => {
-                let node = || store.remote().map(|remote| remote.node_name());
-                let name = store.identity().filter(|_| !is_local).or_else(node);
-                StoreId::Other(Arc::downgrade(store), name)
-            }
+            Self::Memory(_) => None,
+            Self::Other(store) => Some(Arc::downgrade(store)),
         }
     }
 
@@ -330,25 +341,14 @@ impl AnyStore {
 /// The counters that a receipt belongs to (S14). It keeps no store alive, as the last handle of a
 /// store with a file saves it and lets go of the file (S38).
 #[derive(Clone, Debug)]
-pub(crate) enum StoreId {
-    Memory(u64),
-    Other(Weak<dyn Store>, Option<String>),
-}
+pub(crate) struct StoreId(Option<Weak<dyn Store>>, Option<String>);
 
 impl StoreId {
     /// As far as that is known.
     pub(crate) fn is_of(&self, store: &AnyStore) -> bool {
-        let node = || store.remote().map(|remote| remote.node_name());
-        let is_named =
-            |name: &String| [store.identity(), node()].iter().flatten().any(|of| of == name);
-        match (self, store) {
-            (Self::Memory(id), AnyStore::Memory(store)) => *id == store.number(),
-            (Self::Memory(id), AnyStore::Other(_)) => is_named(&MemoryStore::name(*id)),
-            (Self::Other(id, name), _) => {
-                matches!(store, AnyStore::Other(of) if Weak::ptr_eq(id, &Arc::downgrade(of)))
-                    || name.as_ref().is_some_and(is_named)
-            }
-        }
+        let Self(pointer, name) = self;
+        let is_same = pointer.as_ref().zip(store.pointer()).is_some_and(|(a, b)| a.ptr_eq(&b));
+        is_same || name.is_some() && [store.identity(), store.node_name()].contains(name)
     }
 }
 

@@ -56,10 +56,10 @@ impl StateEnd {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window<'a> {
-    quota: &'a Quota,
-    start: i64,
-    end: i64,
-    used: i64,
+    pub(crate) quota: &'a Quota,
+    pub(crate) start: i64,
+    pub(crate) end: i64,
+    pub(crate) used: i64,
     until: StateEnd,
 }
 
@@ -231,27 +231,8 @@ impl<'a> Window<'a> {
     }
 
     #[inline]
-    pub(crate) fn quota(&self) -> &'a Quota {
-        self.quota
-    }
-
-    pub(crate) fn start(&self) -> i64 {
-        self.start
-    }
-
-    #[inline]
-    pub(crate) fn end(&self) -> i64 {
-        self.end
-    }
-
-    #[inline]
     pub(crate) fn span(&self) -> Span {
         Span { start: self.start, end: self.end }
-    }
-
-    #[inline]
-    pub(crate) fn used(&self) -> i64 {
-        self.used
     }
 
     /// The state to write if nothing is taken: one that has moved, which would otherwise move along
@@ -278,12 +259,8 @@ impl<'a> Window<'a> {
     /// Takes tokens even if they don't fit (S15 may overdraw).
     #[inline]
     pub(crate) fn take(&self, cost: u64) -> State {
-        self.state_with(self.used_after(cost), cost.min(Quota::MAX_TOKENS) as i64)
-    }
-
-    #[inline]
-    pub(crate) fn used_after(&self, cost: u64) -> i64 {
-        self.used.saturating_add(cost.min(Quota::MAX_TOKENS) as i64).min(MAX)
+        let tokens = cost.min(Quota::MAX_TOKENS) as i64;
+        self.state_with(self.used.saturating_add(tokens).min(MAX), tokens)
     }
 
     /// Returns whether tokens of a window after `end` are taken. Then the window that ends at `end`
@@ -320,7 +297,7 @@ impl<'a> Window<'a> {
         // Most counts end with their window. Under a limit of 0 this is never true.
         let above = (used - least_used(self.quota)) as u64;
         if above.wrapping_sub(1) < self.quota.limit {
-            self.end()
+            self.end
         } else {
             self.end_after_windows(added)
         }
@@ -366,7 +343,7 @@ impl<'a> Window<'a> {
     pub(crate) fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
         let (quota, until) = (self.quota, self.until.known());
         // Most counts end with their window, and then the key is new.
-        let ends = until == Some(self.end()) || matches!(self.until, StateEnd::Shared(_));
+        let ends = until == Some(self.end) || matches!(self.until, StateEnd::Shared(_));
         let fits = quota.limit > 0 && cost <= quota.capacity;
         if ends && fits { until } else { self.first_fit(cost, reserve) }
     }

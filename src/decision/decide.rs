@@ -58,7 +58,7 @@ impl Decision {
             decision.details = Details::of_line(LineDetails::from_usage(&standings));
         }
         if !fits {
-            let ranks = usage.iter().map(|usage| (usage.verdict(cost), usage.end()));
+            let ranks = usage.iter().map(|usage| (usage.verdict(cost), usage.end));
             decision.refuse(ranks.enumerate().filter(|(_, (of, _))| *of != Verdict::Passed));
         } else if N > 1 {
             decision.govern_by_tightest();
@@ -129,7 +129,7 @@ impl Decision {
                         Some(retry_at) => Verdict::Refused { retry_at },
                         None => Verdict::RefusedForGood,
                     };
-                    (i, (verdict, window.end()))
+                    (i, (verdict, window.end))
                 }));
             }
         }
@@ -156,7 +156,7 @@ impl Decision {
 pub(crate) struct Ruling {
     now: i64,
     cost: u64,
-    usage: Usage,
+    pub(crate) usage: Usage,
     verdict: Verdict,
 }
 
@@ -168,11 +168,6 @@ impl Ruling {
             usage.used += cost as i64;
         }
         Self { now, cost, usage, verdict }
-    }
-
-    #[inline]
-    pub(crate) fn used(&self) -> i64 {
-        self.usage.used
     }
 
     #[inline]
@@ -218,9 +213,9 @@ impl Reservation {
         for (i, window) in windows.iter().enumerate() {
             let covered = window.covering_window(cost);
             reserved.covered[i] = covered;
-            if covered.start > window.start() {
+            if covered.start > window.start {
                 reserved.short |= 1 << i;
-                let rank = (covered.start, window.end());
+                let rank = (covered.start, window.end);
                 if latest.is_none_or(|latest| rank > latest) {
                     (latest, reserved.last) = (Some(rank), i);
                 }
@@ -355,16 +350,6 @@ pub(crate) struct Merging {
     now: i64,
     verdict: Verdict,
     local: bool,
-    governing: Option<Rank>,
-}
-
-#[derive(Clone, Copy)]
-struct Rank {
-    allowed: bool,
-    verdict: Verdict,
-    end: i64,
-    remaining: u64,
-    limit: u64,
 }
 
 impl Merging {
@@ -374,7 +359,7 @@ impl Merging {
         // Only `default` creates the value in its box; others would be copied there.
         let all = (lines > 1).then(Box::<Details>::default);
         let (now, verdict, local) = (i64::MIN, Verdict::Passed, false);
-        Self { only: None, all, now, verdict, local, governing: None }
+        Self { only: None, all, now, verdict, local }
     }
 
     #[inline(always)]
@@ -390,9 +375,9 @@ impl Merging {
         if line.verdict != Verdict::Passed {
             self.verdict = self.verdict.max(line.verdict);
         }
-        let rank = Rank::new(&line);
-        if self.governing.as_ref().is_none_or(|governing| rank.prevails_over(governing)) {
-            (self.governing, all.governing) = (Some(rank), Some(place as u8));
+        let governing = all.governing.and_then(|place| all.lines[usize::from(place)].as_ref());
+        if governing.is_none_or(|governing| line.prevails_over(governing)) {
+            all.governing = Some(place as u8);
         }
         all.lines[place] = Some(line);
         if let Some(details) = details {
@@ -402,7 +387,7 @@ impl Merging {
 
     #[inline(always)]
     pub(crate) fn done(self) -> Decision {
-        let Self { only, all, now, verdict, local, .. } = self;
+        let Self { only, all, now, verdict, local } = self;
         let Some(all) = all else { return only.expect("there is a line") };
         let line = all.governing.and_then(|place| all.lines[usize::from(place)]);
         let line = line.expect("there is a line");
@@ -417,35 +402,24 @@ impl Details {
     }
 }
 
-impl Rank {
-    #[inline(always)]
-    fn new(line: &DecidedLine) -> Self {
-        let governor = line.governor();
-        Self {
-            allowed: line.allowed(),
-            verdict: line.verdict,
-            end: governor.end(),
-            remaining: governor.remaining(),
-            limit: governor.limit(),
-        }
-    }
-
+impl DecidedLine {
     /// Whether this line refuses for longer or, if both pass, has the smaller part left.
     #[inline(always)]
     fn prevails_over(&self, other: &Self) -> bool {
-        if !(self.allowed && other.allowed) {
-            return !self.allowed && (other.allowed || self.refuses_longer(other));
+        if !(self.allowed() && other.allowed()) {
+            return !self.allowed() && (other.allowed() || self.refuses_longer(other));
         }
+        let (own, others) = (self.governor(), other.governor());
         // Compares the parts of the limits without a division. A limit of 0 has nothing left.
         let times = |left: u64, limit: u64| u128::from(left) * u128::from(limit.max(1));
-        let left = times(self.remaining, other.limit);
-        let others_left = times(other.remaining, self.limit);
-        left < others_left || left == others_left && self.end > other.end
+        let left = times(own.remaining(), others.limit());
+        let others_left = times(others.remaining(), own.limit());
+        left < others_left || left == others_left && own.end > others.end
     }
 
     #[inline(never)]
     fn refuses_longer(&self, other: &Self) -> bool {
-        (self.verdict, self.end) > (other.verdict, other.end)
+        (self.verdict, self.governor().end) > (other.verdict, other.governor().end)
     }
 }
 

@@ -43,7 +43,7 @@ impl Decision {
             Some(ready_at) => Verdict::Reserved { ready_at },
             None => Verdict::Passed,
         };
-        let label = Label { name, periods: quotas.periods() };
+        let label = Label { name, periods: quotas.periods };
         let mut decision = Self::new(label, now, granted, [Usage::NONE; MAX_INLINE], windows.len());
         (decision.line.verdict, decision.line.shared) = (verdict, shared);
         decision.details = Details::of_line(details);

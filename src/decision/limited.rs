@@ -85,12 +85,6 @@ impl LimitName {
     }
 }
 
-impl fmt::Debug for LimitName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self.text(), f)
-    }
-}
-
 impl Decision {
     /// When further tokens of one limit could all have passed, at the earliest, and the quota that
     /// lets them pass last. The decision has one line.
@@ -101,7 +95,7 @@ impl Decision {
             let window = Window::known(quota, usage.span(), usage.used.min(quota.limit() as i64));
             let start = window.covering_window(tokens.min(Quota::MAX_TOKENS)).start;
             // A window that runs may begin later than now, if the clock has stepped back (S4).
-            (if start < usage.end() { self.line.now } else { start }, i)
+            (if start < usage.end { self.line.now } else { start }, i)
         };
         quotas.iter().enumerate().map(at).max().unwrap_or((self.line.now, 0))
     }

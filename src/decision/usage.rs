@@ -25,8 +25,9 @@ pub struct Usage {
     pub(super) limit: u64,
     /// Instants are milliseconds since the epoch.
     pub(super) start: i64,
-    pub(super) end: i64,
-    pub(super) used: i64,
+    pub(crate) end: i64,
+    /// As a store keeps it: below 0 while saved tokens are left.
+    pub(crate) used: i64,
 }
 
 impl Usage {
@@ -34,12 +35,7 @@ impl Usage {
 
     #[inline]
     pub(crate) fn from_window(window: &Window<'_>) -> Self {
-        Self {
-            limit: window.quota().limit,
-            start: window.start(),
-            end: window.end(),
-            used: window.used(),
-        }
+        Self { limit: window.quota.limit, start: window.start, end: window.end, used: window.used }
     }
 
     /// Returns the limit.
@@ -99,23 +95,12 @@ impl Usage {
 
     /// Returns when the window ends.
     pub fn reset_at(&self) -> SystemTime {
-        system_time(self.end())
+        system_time(self.end)
     }
 
     #[inline]
     pub(crate) fn span(&self) -> Span {
         Span { start: self.start, end: self.end }
-    }
-
-    #[inline]
-    pub(crate) fn end(&self) -> i64 {
-        self.end
-    }
-
-    /// Returns the count as a store keeps it: below 0 while saved tokens are left.
-    #[inline]
-    pub(crate) fn count(&self) -> i64 {
-        self.used
     }
 }
 

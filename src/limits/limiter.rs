@@ -50,13 +50,13 @@ use crate::store::{
 #[derive(Clone)]
 #[doc(alias = "throttle")]
 pub struct Limiter {
-    scope: Scope,
+    pub(crate) scope: Scope,
     /// The quotas of this handle's generation of [`Live`].
     pub(super) quotas: Quotas,
     generation: u64,
-    is_watched: bool,
-    store: AnyStore,
-    live: Arc<Live>,
+    pub(crate) is_watched: bool,
+    pub(crate) store: AnyStore,
+    pub(crate) live: Arc<Live>,
 }
 
 impl Limiter {
@@ -78,8 +78,8 @@ impl Limiter {
         let is_plan = limit.plan.is_some();
         let live = Live::new(limit);
         Self {
-            scope: live.limit().scope.clone(),
-            quotas: live.limit().quotas,
+            scope: live.limit.scope.clone(),
+            quotas: live.limit.quotas,
             generation: if is_plan { UNKNOWN } else { 0 },
             is_watched: live.is_watched(),
             store,
@@ -90,7 +90,7 @@ impl Limiter {
     /// The limit in the other store is no longer changed with this one.
     pub(crate) fn moved_to(&self, store: AnyStore) -> Self {
         let (plan, shadow) = self.live.usual();
-        let limit = self.live.limit().clone();
+        let limit = self.live.limit.clone();
         let quotas = plan.quotas().copied().unwrap_or(limit.quotas);
         let moved = Self::made(Limit { quotas, shadow, ..limit }, store);
         if plan == Plan::UNLIMITED {
@@ -110,33 +110,21 @@ impl Limiter {
 }
 
 impl Limiter {
-    pub(crate) fn shared_store(&self) -> &AnyStore {
-        &self.store
-    }
-
-    pub(crate) fn live(&self) -> &Arc<Live> {
-        &self.live
-    }
-
     /// Returns the name of the limit, or the empty string if it has none.
     pub fn name(&self) -> &str {
         self.scope.name()
     }
 
-    pub(crate) fn is_shared(&self) -> bool {
-        self.store.is_shared()
-    }
-
     /// Other processes must find the counters of a shared store, and the counters of a store with
-    /// this [identity](mistakes::identity) have one limit.
+    /// this [name](AnyStore::name) have one limit.
     #[track_caller]
-    pub(super) fn check_name(&self, id: Option<String>) {
+    pub(super) fn check_name(&self) {
         assert!(
-            !self.is_shared() || !self.name().is_empty(),
+            !self.store.is_shared() || !self.name().is_empty(),
             "a rate limit on a shared store needs a name, or its counters can't be found: write \
              Quota::per_minute(5).name(\"login\").store(..)"
         );
-        mistakes::note_name(id, &self.live);
+        mistakes::note_name(self.store.name(), &self.live);
     }
 
     /// Takes one token of the key, if each quota has one left, and returns the decision.
@@ -148,7 +136,7 @@ impl Limiter {
     /// Compiled once, not for each type of keys.
     #[inline(never)]
     fn check_key(&self, key: &Key) -> Reply<Decision> {
-        self.ask(key, 1, |_, charge, _| check_here(|_| self, charge))
+        self.ask(key, 1, |limiters, charge, _| check_here(limiters, charge))
     }
 
     /// Returns what a key has used of the limiter's own quotas, and whether a charge of one token
@@ -273,7 +261,7 @@ impl Limiter {
                 account.scope.observe().event(Event::TokensSettled, more);
                 mistakes::note_cost(account, actual);
                 let taken = self.store.adjust(Adjust::take(account, more, decision));
-                match self.live.limit().warns() {
+                match self.live.limit.warns() {
                     true => self.warn_after(taken, account, more, decision.is_local()),
                     false => taken,
                 }
@@ -300,7 +288,7 @@ impl Limiter {
             peek.map(move |decision| {
                 if decision.is_local() == is_local {
                     let account = account.as_account();
-                    this.live().limit().warn(account.key, account.quotas, &decision, more);
+                    this.live.limit.warn(account.key, account.quotas, &decision, more);
                 }
             })
         };
@@ -337,7 +325,7 @@ impl Limiter {
     ///
     /// Keys are copied under a lock. Refusals during that time are not counted.
     pub fn refused(&self) -> Option<Refused> {
-        Some(self.live.tracker()?.refused(self.now()))
+        Some(self.live.tracker.as_ref()?.refused(self.now()))
     }
 
     pub(crate) fn now(&self) -> i64 {
@@ -348,10 +336,6 @@ impl Limiter {
         self.live.is_of(self.generation)
     }
 
-    pub(crate) fn is_watched(&self) -> bool {
-        self.is_watched
-    }
-
     /// Returns the quotas of a charge that names some, of a plan, or of a limit that was changed.
     #[inline(never)]
     pub(super) fn other_quotas(
@@ -360,21 +344,17 @@ impl Limiter {
         named: Option<&Quotas>,
     ) -> Result<OtherQuotas, StoreError> {
         self.end_changes();
-        let is_plan = self.live.plan_of().is_some();
+        let is_plan = self.live.plan_of.is_some();
         // Without the lock of the changes.
         if let Some(quotas) = named.or((is_plan && self.live.is_of(0)).then_some(&self.quotas)) {
             return Ok((*quotas, true));
         }
         match self.live.quotas_for(key) {
-            (_, false) if self.live.limit().plan.is_some() => Err(StoreError::new(
+            (_, false) if self.live.limit.plan.is_some() => Err(StoreError::new(
                 "this limit's quotas differ between requests: write limiter.with_quotas(quotas)",
             )),
             (plan, own) => Ok((self.live.counted(plan), own || is_plan)),
         }
-    }
-
-    pub(crate) fn scope(&self) -> &Scope {
-        &self.scope
     }
 
     #[inline(always)]
@@ -507,7 +487,7 @@ impl Limiter {
     }
 
     fn has_no_plan(&self) -> bool {
-        let is_by_plan = self.live.limit().plan.is_some();
+        let is_by_plan = self.live.limit.plan.is_some();
         if is_by_plan {
             mistakes::note_no_change(self.name());
         }
@@ -527,7 +507,7 @@ impl Limiter {
             }
         };
         end(&self.live);
-        if let Some(limit) = self.live.plan_of() {
+        if let Some(limit) = &self.live.plan_of {
             end(limit);
         }
     }
@@ -559,9 +539,8 @@ impl Limit {
     /// [`on_failure`]: crate::store::Remote::on_failure
     #[track_caller]
     pub fn store(self, store: impl Store) -> Limiter {
-        let id = mistakes::identity(&store);
         let limiter = Limiter::in_store(self, AnyStore::new(store));
-        limiter.check_name(id);
+        limiter.check_name();
         limiter
     }
 }

@@ -21,17 +21,17 @@ pub(super) const UNKNOWN: u64 = u64::MAX;
 const ENDS: u64 = 1 << 61;
 
 pub(crate) struct Live {
-    limit: Limit,
+    pub(crate) limit: Limit,
     /// Differs for each change of the quotas; 0 before any.
     generation: AtomicU64,
     ends: AtomicI64,
     shadow: AtomicBool,
     changes: Mutex<Changes>,
-    tracker: Option<Arc<Tracker>>,
+    pub(super) tracker: Option<Arc<Tracker>>,
     #[cfg(feature = "tracing")]
     is_logged: AtomicBool,
     /// The limit, if these are the quotas of a plan beside its own.
-    plan_of: Option<Arc<Self>>,
+    pub(super) plan_of: Option<Arc<Self>>,
 }
 
 impl Live {
@@ -55,20 +55,8 @@ impl Live {
         Self { tracker: self.tracker.clone(), plan_of, ..Self::new(limit) }
     }
 
-    pub(super) fn plan_of(&self) -> Option<&Arc<Self>> {
-        self.plan_of.as_ref()
-    }
-
     pub(crate) fn is_watched(&self) -> bool {
         self.tracker.is_some() || self.limit.warns()
-    }
-
-    pub(crate) fn tracker(&self) -> Option<&Tracker> {
-        self.tracker.as_deref()
-    }
-
-    pub(crate) fn limit(&self) -> &Limit {
-        &self.limit
     }
 
     fn lock(&self) -> MutexGuard<'_, Changes> {
@@ -127,12 +115,10 @@ impl Live {
 
     /// Returns the instant when the last change of this kind ends.
     pub(super) fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) -> Option<i64> {
-        let mut changes = self.lock();
-        let before = changes.keys.is_empty();
-        change(&mut changes);
-        let quotas = of == Change::Quotas || changes.keys.is_empty() != before;
-        self.publish(&mut changes, quotas);
-        changes.last_end(of)
+        self.update(|changes| {
+            change(changes);
+            changes.last_end(of)
+        })
     }
 
     pub(super) fn has_ended(&self, now: impl FnOnce() -> i64) -> bool {
@@ -141,16 +127,18 @@ impl Live {
     }
 
     pub(super) fn end(&self, now: i64) -> Vec<(Change, Option<i64>)> {
-        let mut changes = self.lock();
-        let before = changes.keys.is_empty();
-        let ended = changes.end(now);
-        let quotas = ended.contains(&Change::Quotas) || changes.keys.is_empty() != before;
-        self.publish(&mut changes, quotas);
-        ended.into_iter().map(|of| (of, changes.last_end(of))).collect()
+        self.update(|changes| {
+            let ended = changes.end(now).into_iter();
+            ended.map(|of| (of, changes.last_end(of))).collect()
+        })
     }
 
-    fn publish(&self, changes: &mut Changes, quotas: bool) {
-        changes.count += u64::from(quotas);
+    fn update<T>(&self, update: impl FnOnce(&mut Changes) -> T) -> T {
+        let mut changes = self.lock();
+        let quotas = |of: &Changes| (of.quotas.get(), of.keys.is_empty());
+        let before = quotas(&changes);
+        let updated = update(&mut changes);
+        changes.count += u64::from(quotas(&changes) != before);
         self.shadow.store(changes.shadow.get(), Ordering::Relaxed);
         let ends = changes.next_end();
         self.ends.store(ends, Ordering::Relaxed);
@@ -159,6 +147,7 @@ impl Live {
         let ends = if ends == NEVER { 0 } else { ENDS };
         // Stored last, under the lock: a reader of this generation finds the changes.
         self.generation.store(generation | ends, Ordering::Release);
+        updated
     }
 
     #[inline]

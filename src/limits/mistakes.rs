@@ -1,6 +1,5 @@
 //! Limits that may be a mistake, noticed when they are built.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -9,7 +8,6 @@ use super::live::Live;
 use crate::observe;
 use crate::quota::Quota;
 use crate::store::Account;
-use crate::store::Store;
 
 pub(super) fn note_zero(limit: &Limit) {
     let is_zero = limit.quotas.iter().any(|quota| quota.limit() == 0);
@@ -49,14 +47,13 @@ pub(crate) const OWN_MEMORY: &str = "own memory";
 
 /// Two limits of one name in the same counts charge the same counters, as plans are to. If each
 /// counts in a memory of its own, a key has both limits.
-pub(crate) fn note_name(counts: Option<String>, live: &Arc<Live>) {
+pub(crate) fn note_name(counts: String, live: &Arc<Live>) {
     /// More than an app writes down; limits that an app creates as it runs are not all kept.
     const MOST: usize = 1_024;
     static NAMED: Mutex<BTreeMap<(String, String), Weak<Live>>> = Mutex::new(BTreeMap::new());
 
-    let limit = live.limit();
-    let (Some(counts), name) = (counts, limit.scope.name()) else { return };
-    if name.is_empty() || limit.plan.is_some() {
+    let name = live.limit.scope.name();
+    if name.is_empty() || live.limit.plan.is_some() {
         return;
     }
     let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,12 +82,4 @@ pub(crate) fn note_name(counts: Option<String>, live: &Arc<Live>) {
              quotas differ between requests, write one `Limit::by_plan(..)`"
         ));
     }
-}
-
-/// The same text for stores that have the same counts, where that is known.
-pub(crate) fn identity<S: Store>(store: &S) -> Option<String> {
-    let any: &dyn Any = store;
-    let shared = || any.downcast_ref::<Arc<dyn Store>>();
-    let address = || Some(Arc::as_ptr(shared()?).cast::<()>().addr().to_string());
-    store.identity().or_else(address)
 }

@@ -53,7 +53,7 @@ fn note(
         // Its store failed, and lets requests pass then.
         account.scope.observe().event(Event::FailedOpen, 1);
     }
-    limiter.is_watched()
+    limiter.is_watched
 }
 
 #[inline(always)]
@@ -84,13 +84,13 @@ fn watch<'a>(
     lines: impl Iterator<Item = ChargedLine<'a>>,
     parts: Option<&Parts>,
 ) {
-    for (place, (limiter, account, _)) in lines.enumerate().filter(|(_, of)| of.0.is_watched()) {
+    for (place, (limiter, account, _)) in lines.enumerate().filter(|(_, of)| of.0.is_watched) {
         let (key, quotas) = (account.key, account.quotas);
         if decision.allowed() {
-            if let Some(of) = decision.at(place).filter(|_| limiter.live().limit().warns()) {
-                limiter.live().limit().warn(key, quotas, &of, of.granted());
+            if let Some(of) = decision.at(place).filter(|_| limiter.live.limit.warns()) {
+                limiter.live.limit.warn(key, quotas, &of, of.granted());
             }
-        } else if let Some(tracker) = limiter.live().tracker()
+        } else if let Some(tracker) = &limiter.live.tracker
             && decision.refuses_at(place)
             && let Some(of) = decision.at(place)
         {

@@ -1,6 +1,5 @@
 //! A rate-limit endpoint in the form of GitHub's `GET /rate_limit`.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::{self, Write};
 use std::future::{Future, ready};
@@ -19,7 +18,6 @@ use crate::decision::{Decision, Usage};
 use crate::key::Key;
 use crate::limits::{Limiter, Limits};
 use crate::store::{Account, Charge, Reply, Scope, StoreError};
-use crate::sync::{Mutex, lock};
 
 /// A service that reports what clients have used, in GitHub's JSON, without charging them.
 ///
@@ -73,7 +71,7 @@ impl RateLimitEndpoint {
                 match shown.iter().find(|other| other.name() == limiter.name()) {
                     None => shown.push(limiter.clone()),
                     Some(other) => assert!(
-                        Arc::ptr_eq(other.live(), limiter.live()),
+                        Arc::ptr_eq(&other.live, &limiter.live),
                         "two rate limits are named `{}`, and a client could not tell them apart: \
                          give one of them another name",
                         limiter.name()
@@ -87,18 +85,18 @@ impl RateLimitEndpoint {
 
 /// `None` if the request has no limit, or none that it may see (S23).
 fn peek(limiter: &Limiter, parts: &Parts) -> Result<Option<Reply<Decision>>, Reason> {
-    let (live, mut key) = (limiter.live(), Key::default());
+    let (live, mut key) = (&limiter.live, Key::default());
     limiter.end_changes();
     if live.is_shadow() {
         return Ok(None);
     }
-    live.limit().key.extract(parts, &mut key).map_err(|missing| {
+    live.limit.key.extract(parts, &mut key).map_err(|missing| {
         missing.log_mistake();
         Reason::MissingKey(missing)
     })?;
     Ok(live.plan(parts, &key).quotas().map(|quotas| {
-        let account = Account::new(limiter.scope(), quotas, &key);
-        limiter.shared_store().charge(Charge::new(account, 0).peeking())
+        let account = Account::new(&limiter.scope, quotas, &key);
+        limiter.store.charge(Charge::new(account, 0).peeking())
     }))
 }
 
@@ -118,12 +116,12 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
             response.headers_mut().insert(ALLOW, const { HeaderValue::from_static("GET, HEAD") });
             return Box::pin(ready(Ok(response)));
         }
-        if self.limits.iter().all(|limiter| limiter.live().is_shadow()) {
+        if self.limits.iter().all(|limiter| limiter.live.is_shadow()) {
             let message = Some("Rate limiting is not enabled.");
             return Box::pin(ready(Ok(failure(StatusCode::NOT_FOUND, message, false))));
         }
         let peek =
-            |limiter: &Limiter| peek(limiter, &parts).map(|reply| (limiter.scope().clone(), reply));
+            |limiter: &Limiter| peek(limiter, &parts).map(|reply| (limiter.scope.clone(), reply));
         let peeked: Result<Vec<_>, _> = self.limits.iter().map(peek).collect();
         Box::pin(async move {
             let json = match peeked {
@@ -158,15 +156,9 @@ async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<Stri
     let first_is_limited = peeked.first().is_some_and(|(_, reply)| reply.is_some());
     let limited = peeked.into_iter().filter_map(|(scope, reply)| Some((scope, reply?)));
     let (scopes, replies): (Vec<_>, Vec<_>) = limited.unzip();
-    // Replies that are awaited together have no answers of their own.
-    let decided = Arc::<Mutex<BTreeMap<usize, Decision>>>::default();
-    let noted = replies.into_iter().enumerate().map(|(i, reply)| {
-        let decided = Arc::clone(&decided);
-        reply.map(move |decision| _ = lock(&decided).insert(i, decision))
-    });
-    Reply::all(noted.collect()).await?;
+    let decisions = Reply::all(replies).await?;
     let (mut all, mut rate) = (String::new(), String::new());
-    for (i, (scope, decision)) in scopes.iter().zip(lock(&decided).values()).enumerate() {
+    for (i, (scope, decision)) in scopes.iter().zip(&decisions).enumerate() {
         let usage = decision.usage();
         let mut standing = numbers(&usage[decision.governing()]);
         if usage.len() > 1 {
@@ -191,7 +183,7 @@ fn numbers(usage: &Usage) -> String {
         usage.limit(),
         usage.used(),
         usage.remaining(),
-        seconds(usage.end()),
+        seconds(usage.end),
     )
 }
 

@@ -331,7 +331,7 @@ fn append_ietf(headers: &mut HeaderMap, decision: &Decision, now: i64) {
             if standing.window().subsec_nanos() == 0 {
                 let _ = write!(policies, ";w={}", standing.window().as_secs());
             }
-            let mut end = standing.end();
+            let mut end = standing.end;
             if i == decision.governing() {
                 end = end.max(decision.retry_at_ms().unwrap_or(end));
             }

@@ -1,7 +1,6 @@
 //! The response to a refused request. A [`Reason`] says why it is refused, with the usual status; a
 //! [`Rejection`] shows the reason to the [`Reject`] of the layer, which makes the response.
 
-use std::any::TypeId;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -215,13 +214,6 @@ impl<B: From<Bytes>> Reject<B> for ProblemJson {
     fn reject(&self, _: &Parts, why: &Rejection<'_>) -> Response<B> {
         problem_response(why)
     }
-}
-
-/// The default answer has its headers from the start, which avoids a header map that is only
-/// replaced. The type decides: a mark in a closure's response may be that of another limiter.
-#[inline(always)]
-pub(crate) fn is_complete<J: 'static>() -> bool {
-    TypeId::of::<J>() == TypeId::of::<ProblemJson>()
 }
 
 fn typed<B>(why: &Rejection<'_>, body: B, content_type: &HeaderValue) -> Response<B> {

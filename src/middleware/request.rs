@@ -14,6 +14,7 @@
 //!   *Aside* of these, limits in shadow mode are charged one by one once the others have passed,
 //!   and the request does not wait. If all limits are in shadow mode, the first one is the charge.
 
+use std::any::TypeId;
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::iter;
@@ -26,7 +27,7 @@ use http::request::Parts;
 use http::{Extensions, HeaderValue, Response, Version};
 
 use super::cost::TrueCost;
-use super::rejection::{Reason, Reject, Rejection, is_complete};
+use super::rejection::{ProblemJson, Reason, Reject, Rejection};
 use super::service::{Current, Settings};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
@@ -145,10 +146,6 @@ impl LimitedRequest {
     }
 
     /// A charge is taken from here before it is corrected: if that panics, it is not made twice.
-    fn take_decided(&mut self) -> Decided {
-        mem::replace(&mut self.decided, Decided::Not)
-    }
-
     /// The request may have waited in the queue since it `arrived`.
     #[inline(always)]
     fn begin(&mut self, parts: &Parts, arrived: Option<Instant>) -> Next {
@@ -172,7 +169,7 @@ impl LimitedRequest {
             if self.is_lifted(&line) {
                 continue;
             }
-            let is_shadow = is_aside || self.settings_of(&line).limiter.live().is_shadow();
+            let is_shadow = is_aside || self.settings_of(&line).limiter.live.is_shadow();
             self.add(line, if is_shadow { FoundLines::Shadow } else { FoundLines::Enforced });
         }
         self.begin(parts, Some(arrived))
@@ -240,7 +237,7 @@ impl LimitedRequest {
             others => others.iter().map(|line| (self.account(line), line.cost)).collect(),
         };
         let charge = Charge::of_lines((self.account(&self.first), self.first.cost), &others);
-        self.current.settings.limiter.shared_store().rule(charge)
+        self.current.settings.limiter.store.rule(charge)
     }
 
     fn send(&self) -> Reply<Decision> {
@@ -295,7 +292,7 @@ impl LimitedRequest {
     #[cold]
     fn fail_open(&mut self, parts: &Parts) -> Next {
         for line in self.lines() {
-            let observed = self.settings_of(line).limiter.scope().observe();
+            let observed = self.settings_of(line).limiter.scope.observe();
             observed.event(Event::FailedOpen, 1);
         }
         // The store of limits aside may be well.
@@ -332,21 +329,21 @@ impl LimitedRequest {
         let lines = || self.lines().chain(self.aside().iter().map(|(line, _)| line));
         for limit in 0..self.current.count() {
             let limiter = &self.current.settings_of(limit).limiter;
-            if !limiter.live().is_new() {
+            if !limiter.live.is_new() {
                 continue;
             }
             let line = lines().find(|of| self.lines != FoundLines::None && of.limit == limit);
-            let store = match limiter.shared_store() {
+            let store = match &limiter.store {
                 AnyStore::Memory(_) => "memory",
-                _ if limiter.is_shared() => "shared",
+                store if store.is_shared() => "shared",
                 _ => "other",
             };
-            limiter.scope().observe().first_request(
+            limiter.scope.observe().first_request(
                 line.map(|line| self.quotas_of(line)),
                 line.map(|line| line.cost),
-                limiter.live().limit().key_type,
+                limiter.live.limit.key_type,
                 store,
-                limiter.live().is_shadow(),
+                limiter.live.is_shadow(),
             );
         }
     }
@@ -365,7 +362,7 @@ impl LimitedRequest {
             Reason::QueueClosed => return,
         };
         for line in self.lines().take(lines) {
-            let observed = self.settings_of(line).limiter.scope().observe();
+            let observed = self.settings_of(line).limiter.scope.observe();
             observed.event(outcome, 1);
             observed.log_refusal(outcome, None, missing);
         }
@@ -395,7 +392,9 @@ impl LimitedRequest {
             headers: &governing.headers,
         };
         let mut response = reject.reject(parts, &why);
-        if !is_complete::<J>() {
+        // The default answer has its headers from the start, which avoids a header map that is only
+        // replaced. The type decides: a mark in a closure's response may be that of another limiter.
+        if TypeId::of::<J>() != TypeId::of::<ProblemJson>() {
             why.stamp(&mut response);
         }
         if is_unread && parts.version < Version::HTTP_2 {
@@ -414,7 +413,7 @@ impl LimitedRequest {
     #[inline]
     pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
         if let Some(decision) = self.charged() {
-            let now = || self.current.limits.now();
+            let now = || self.current.settings.limiter.now();
             self.governing(Some(decision)).headers.stamp_passed(
                 response,
                 decision,
@@ -439,7 +438,8 @@ impl LimitedRequest {
         // refunds the charge where that is set.
         let (parts, body) = response.into_parts();
         let count_if = self.current.options.count_if.as_ref();
-        let cost = parts.extensions.get::<TrueCost>().filter(|_| self.settles());
+        let settles = |_: &_| self.current.limits.iter().any(|of| of.live.limit.settled);
+        let cost = parts.extensions.get::<TrueCost>().filter(settles);
         let counts = count_if.is_none_or(|counts| counts(&parts));
         let actual = match (cost, counts) {
             (None, true) => None,
@@ -465,7 +465,7 @@ impl LimitedRequest {
 
     /// Corrects the limits when the body ends.
     fn settle_at_end(&self, cost: &TrueCost, counts: bool) {
-        let (charged, limits) = (self.charged().cloned(), self.limits().clone());
+        let (charged, limits) = (self.charged().cloned(), self.current.limits.clone());
         let charged = charged.map(|decision| self.receipt(decision));
         let aside: Vec<_> = self.aside().iter().map(|(_, aside)| aside.clone()).collect();
         cost.settle_at_end(move |costs| {
@@ -477,19 +477,15 @@ impl LimitedRequest {
         });
     }
 
-    fn settles(&self) -> bool {
-        self.current.limits.iter().any(|limiter| limiter.live().limit().settled)
-    }
-
     #[cold]
     fn charge_aside(&self, parts: &Parts) {
         for (line, aside) in self.aside() {
             let (limiter, account, cost) = self.charged_line(line);
-            let reply = limiter.shared_store().charge(Charge::new(account, cost));
+            let reply = limiter.store.charge(Charge::new(account, cost));
             // Copied only if they are counted later.
-            let is_seen = limiter.is_watched();
+            let is_seen = limiter.is_watched;
             let (receipt, limiter) = (self.receipt_line(line), limiter.clone());
-            let (aside, limits) = (aside.clone(), self.limits().clone());
+            let (aside, limits) = (aside.clone(), self.current.limits.clone());
             let note = move |parts: Option<&Parts>, answer: Result<Decision, _>| match answer {
                 Ok(decision) => {
                     let account = receipt.account.clone();
@@ -497,7 +493,7 @@ impl LimitedRequest {
                     let line = (&limiter, account.as_account(), cost);
                     observe(&decision, 1, |_| line, true, parts);
                 }
-                Err(_) => limiter.scope().observe().event(Event::FailedOpen, 1),
+                Err(_) => limiter.scope.observe().event(Event::FailedOpen, 1),
             };
             match reply.into_now() {
                 Ok(answer) => note(Some(parts), answer),
@@ -521,21 +517,18 @@ impl LimitedRequest {
         // Once, also if an app's clock panics after it: another refund would be of this cost, even if
         // it was not taken.
         self.awaits_response = false;
-        self.aside().iter().for_each(|(_, aside)| aside.correct(actual, self.limits()));
-        if let Decided::Charged(decision) = self.take_decided() {
-            let (settled, corrected) = actual.correct(&self.receipt(decision), self.limits());
+        self.aside().iter().for_each(|(_, aside)| aside.correct(actual, &self.current.limits));
+        if let Decided::Charged(decision) = mem::replace(&mut self.decided, Decided::Not) {
+            let (settled, corrected) =
+                actual.correct(&self.receipt(decision), &self.current.limits);
             settled.detach();
             self.decided = Decided::Charged(corrected);
         }
     }
 
-    fn limits(&self) -> &Limits {
-        &self.current.limits
-    }
-
     fn refundable(&self) -> (Limits, Vec<ReceiptLine>) {
         let lines = self.lines().map(|line| self.receipt_line(line));
-        (self.limits().clone(), lines.collect())
+        (self.current.limits.clone(), lines.collect())
     }
 
     fn receipt(&self, decision: Decision) -> Receipt {
@@ -618,7 +611,7 @@ impl LimitedRequest {
 
     #[inline]
     fn account<'a>(&'a self, line: &'a RequestLine) -> Account<'a> {
-        let scope = self.settings_of(line).limiter.scope();
+        let scope = &self.settings_of(line).limiter.scope;
         Account::new(scope, self.quotas_of(line), &line.key)
     }
 
@@ -646,14 +639,14 @@ fn find_line(
     parts: &Parts,
     line: &mut RequestLine,
 ) -> Result<FoundLines, Reason> {
-    let live = settings.limiter.live();
+    let live = &settings.limiter.live;
     let shadow = live.is_shadow();
-    if let Err(missing) = live.limit().key.extract(parts, &mut line.key) {
+    if let Err(missing) = live.limit.key.extract(parts, &mut line.key) {
         missing.log_mistake();
         if !shadow {
             return Err(Reason::MissingKey(missing));
         }
-        settings.limiter.scope().observe().event(Event::ShadowMissingKey, 1);
+        settings.limiter.scope.observe().event(Event::ShadowMissingKey, 1);
         return Ok(FoundLines::None);
     }
     if let Some(plan) = &settings.plan
@@ -664,7 +657,7 @@ fn find_line(
             Some(&quotas) => line.quotas = Some(Box::new(quotas)),
         }
     }
-    line.cost = live.limit().cost.as_ref().map_or(1, |cost| cost(parts));
+    line.cost = live.limit.cost.as_ref().map_or(1, |cost| cost(parts));
     Ok(if shadow { FoundLines::Shadow } else { FoundLines::Enforced })
 }
 

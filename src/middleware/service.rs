@@ -158,13 +158,13 @@ impl Current {
     /// No limit's quotas have changed since this was made, and no change ends by itself.
     #[inline]
     fn is_current(&self) -> bool {
-        self.are_all(|of| of.limiter.live().is_of(of.generation))
+        self.are_all(|of| of.limiter.live.is_of(of.generation))
     }
 
     pub(crate) fn is_current_now(&self) -> bool {
         self.are_all(|of| {
             of.limiter.end_changes();
-            of.limiter.live().generation() == of.generation
+            of.limiter.live.generation() == of.generation
         })
     }
 
@@ -184,16 +184,10 @@ pub(crate) struct Settings {
 
 impl Settings {
     pub(crate) fn new(limiter: &Limiter, options: &Options) -> Self {
-        let (name, live) = (limiter.name(), limiter.live());
         limiter.end_changes();
-        let (generation, quotas, plan) = live.in_force();
-        Self {
-            generation,
-            headers: PreparedHeaders::new(options.headers, name, quotas.first().limit()),
-            quotas,
-            plan,
-            limiter: limiter.clone(),
-        }
+        let (generation, quotas, plan) = limiter.live.in_force();
+        let headers = PreparedHeaders::new(options.headers, limiter.name(), quotas.first().limit());
+        Self { limiter: limiter.clone(), generation, quotas, plan, headers }
     }
 }
 
@@ -223,7 +217,7 @@ impl Current {
         self.marked.fetch_add(1, Ordering::Relaxed);
         let count_if =
             self.options.count_if.as_ref().map_or(0, |of| Arc::as_ptr(of).cast::<()>().addr());
-        let charge = ([Arc::as_ptr(limiter.live()).addr(), count_if], key.clone());
+        let charge = ([Arc::as_ptr(&limiter.live).addr(), count_if], key.clone());
         let Charges(charges) = extensions.get_or_insert_default();
         if charges.contains(&charge) {
             let name = limiter.name();

@@ -62,11 +62,11 @@ fn without_paths(type_name: &str) -> String {
     inner.unwrap_or(&short).to_owned()
 }
 
-impl Observed<'_> {
+impl Observed {
     /// By a quota, until the next retry (`None`: never), or because something is missing.
     #[cold]
     pub(crate) fn log_refusal(
-        self,
+        &self,
         outcome: Event,
         by: Option<(&dyn Display, Option<Duration>)>,
         missing: Option<&dyn Display>,
@@ -88,7 +88,7 @@ impl Observed<'_> {
     /// Without `quotas`, the request is exempt or unlimited.
     #[cfg(feature = "tracing")]
     pub(crate) fn first_request(
-        self,
+        &self,
         quotas: Option<&impl Display>,
         cost: Option<u64>,
         key_type: &str,
@@ -109,7 +109,7 @@ impl Observed<'_> {
     }
 
     /// By itself.
-    pub(crate) fn change_ended(self, of: Change) {
+    pub(crate) fn change_ended(&self, of: Change) {
         #[cfg(feature = "tracing")]
         tracing::info!(
             target: "tower_fixed_window",
@@ -120,7 +120,7 @@ impl Observed<'_> {
         let _ = of;
     }
 
-    pub(crate) fn store_fails(self, policy: Event, server: Option<&str>, error: &impl Display) {
+    pub(crate) fn store_fails(&self, policy: Event, server: Option<&str>, error: &impl Display) {
         const WHAT: &str = "the store fails";
 
         let meanwhile = match policy {
@@ -150,7 +150,7 @@ impl Observed<'_> {
         }
     }
 
-    pub(crate) fn store_is_back(self, requests: u64, after: Duration) {
+    pub(crate) fn store_is_back(&self, requests: u64, after: Duration) {
         let (scope, seconds) = (self.name(), after.as_millis() as f64 / 1_000.0);
         log!(warn, "the store is back", scope = scope, requests = requests, seconds = seconds);
     }

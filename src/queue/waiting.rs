@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -219,7 +220,7 @@ impl Waiting {
         }
         self.pass_unpolled(me, visit);
         // A request that has just come may ask in any case.
-        if look.waker.is_some() && visit.queue.is_closed() {
+        if look.waker.is_some() && visit.queue.by_key.closed.load(Ordering::Acquire) {
             return (Turn::Closed, now);
         }
         // A search of the map takes longer, the more wait: one that waits already is found once.

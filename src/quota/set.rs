@@ -22,7 +22,7 @@ use super::Quota;
 pub struct Quotas {
     // Slots from `len` on repeat the first quota, so that each slot has one.
     quotas: [Quota; Quotas::MAX],
-    periods: Periods,
+    pub(crate) periods: Periods,
     len: u8,
 }
 
@@ -105,11 +105,6 @@ impl Quotas {
             quota.max_reserved = quota.max_reserved.div_ceil(nodes);
         }
         self
-    }
-
-    #[inline]
-    pub(crate) fn periods(&self) -> Periods {
-        self.periods
     }
 
     /// Replaces each quota by the one of `current` with the same counter, if there is one. A quota

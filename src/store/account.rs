@@ -41,15 +41,19 @@ impl<'a> Account<'a> {
     }
 
     pub(crate) fn label(&self) -> Label {
-        Label { name: self.scope.limit_name(), periods: self.quotas.periods() }
+        Label { name: self.scope.limit_name(), periods: self.quotas.periods }
     }
 
     pub(crate) fn to_owned(self) -> OwnedAccount {
         OwnedAccount { scope: self.scope.clone(), quotas: *self.quotas, key: self.key.clone() }
     }
 
+    /// 0 unless the quota is staggered.
     pub(crate) fn shift(&self, quota: &Quota) -> u64 {
-        shift(self.scope, self.key, quota)
+        match quota.anchor {
+            Anchor::Staggered => stagger(self.scope.name(), self.key.as_bytes()),
+            _ => 0,
+        }
     }
 
     /// Returns how the windows of a quota follow each other for this key, for a store that decides
@@ -79,13 +83,9 @@ impl<'a> Account<'a> {
         windows
     }
 
-    pub(super) fn window(
-        &self,
-        now: i64,
-        quota: &'a Quota,
-        load: impl FnOnce(&Quota) -> Option<State>,
-    ) -> Window<'a> {
-        Window::at(now, load(quota), quota, self.shift(quota))
+    #[inline(always)]
+    pub(super) fn window(&self, now: i64, quota: &'a Quota, state: Option<State>) -> Window<'a> {
+        Window::at(now, state, quota, self.shift(quota))
     }
 }
 
@@ -143,14 +143,6 @@ impl OwnedAccount {
     }
 }
 
-/// 0 unless the quota is staggered.
-pub(super) fn shift(scope: &Scope, key: &Key, quota: &Quota) -> u64 {
-    match quota.anchor {
-        Anchor::Staggered => stagger(scope.name(), key.as_bytes()),
-        _ => 0,
-    }
-}
-
 pub(crate) fn instant(now: u64) -> i64 {
     // Stays 1 below the latest `until`, which is never reached.
     now.min(Quota::MAX_TOKENS - 1) as i64
@@ -170,10 +162,9 @@ pub struct Scope(Arc<Named>);
 pub(crate) type ScopeId = [u64; 2];
 
 struct Named {
-    name: Arc<str>,
+    observed: Observed,
     limit_name: LimitName,
     id: ScopeId,
-    meters: Meters,
 }
 
 impl Scope {
@@ -205,26 +196,26 @@ impl Scope {
     }
 
     fn new(name: &str, id: ScopeId) -> Self {
-        let (limit_name, meters) = (LimitName::of(name), Meters::default());
-        Self(Arc::new(Named { name: name.into(), limit_name, id, meters }))
+        let observed = Observed { name: name.into(), meters: Meters::default() };
+        Self(Arc::new(Named { observed, limit_name: LimitName::of(name), id }))
     }
 
     #[cfg(feature = "tokio")]
     pub(super) fn shared_name(&self) -> Arc<str> {
-        Arc::clone(&self.0.name)
+        Arc::clone(&self.0.observed.name)
     }
 
     /// Returns the name, or the empty string if the scope has none.
     pub fn name(&self) -> &str {
-        &self.0.name
+        &self.0.observed.name
     }
 
     pub(crate) fn limit_name(&self) -> LimitName {
         self.0.limit_name
     }
 
-    pub(crate) fn observe(&self) -> Observed<'_> {
-        Observed::new(&self.0.name, &self.0.meters)
+    pub(crate) fn observe(&self) -> &Observed {
+        &self.0.observed
     }
 
     /// The same for equal names, and another for each unnamed scope.

@@ -57,7 +57,7 @@ impl<'a> Adjust<'a> {
         let window = |i, quota: &Quota| match decision.refundable_within(i) {
             Some(window) => window,
             None if !matches!(account.windows_of(quota), Windows::Grid { .. }) => Span::default(),
-            None => account.window(decision.now_ms(), quota, |_| None).span(),
+            None => account.window(decision.now_ms(), quota, None).span(),
         };
         for (i, quota) in account.quotas.iter().enumerate().take(decision.usage().len()) {
             within[i] = window(i, quota);
@@ -124,7 +124,7 @@ impl<'a> Adjust<'a> {
         states.iter_mut().zip(self.account.quotas).for_each(|(of, _)| *of = load());
         #[cfg(feature = "testing")]
         crate::sync::held_up::wait();
-        let window = |i, quota| self.account.window(now, quota, |_| states[i]);
+        let window = |i, quota| self.account.window(now, quota, states[i]);
         let writes = self.apply_over(now, &states, &self.account.windows(window));
         writes.into_iter().take(self.account.quotas.len()).collect()
     }
@@ -141,9 +141,9 @@ impl<'a> Adjust<'a> {
         }
         for (i, window) in windows[..self.account.quotas.len()].iter().enumerate() {
             // A step back moves the window of a state, whose start still says which tokens it counts.
-            let start = states[i].map_or(i64::MIN, |state| state.start).max(window.start());
+            let start = states[i].map_or(i64::MIN, |state| state.start).max(window.start);
             // What is moved has other instants: any debt may be of a window later than the tokens.
-            let alone_until = |end| if start > window.start() { window.end() } else { end };
+            let alone_until = |end| if start > window.start { window.end } else { end };
             writes[i] = match self.within {
                 // A window that has ended stays ended, even if the clock has stepped back (S4).
                 Some(within) if now.max(start) >= within[i].end => None,

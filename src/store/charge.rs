@@ -1,6 +1,5 @@
 //! A request for tokens: [`Charge`].
 
-use std::iter;
 use std::sync::Arc;
 
 use super::account::{Account, OwnedAccount, instant};
@@ -71,7 +70,7 @@ pub(super) type ChargeLine<'a> = (Account<'a>, u64);
 #[derive(Clone, Copy, Debug)]
 enum Others<'a> {
     Borrowed(&'a [ChargeLine<'a>]),
-    Owned(&'a Arc<OwnedLines>),
+    Owned(&'a Arc<[(OwnedAccount, u64)]>),
 }
 
 impl<'a> Others<'a> {
@@ -80,14 +79,14 @@ impl<'a> Others<'a> {
     fn len(self) -> usize {
         match self {
             Self::Borrowed(lines) => lines.len(),
-            Self::Owned(lines) => lines.1.len(),
+            Self::Owned(lines) => lines.len() - 1,
         }
     }
 
     fn at(self, i: usize) -> ChargeLine<'a> {
         match self {
             Self::Borrowed(lines) => lines[i],
-            Self::Owned(lines) => (lines.1[i].0.as_account(), lines.1[i].1),
+            Self::Owned(lines) => as_line(&lines[1 + i]),
         }
     }
 }
@@ -191,12 +190,11 @@ impl<'a> Charge<'a> {
 
     /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedCharge {
-        let &Self { first, others, reserve, peek } = self;
+        let &Self { others, reserve, peek, .. } = self;
         let lines = match others {
             Others::Owned(lines) => Arc::clone(lines),
-            Others::Borrowed(others) => {
-                let owned = |&(account, cost): &ChargeLine<'_>| (account.to_owned(), cost);
-                Arc::new((owned(&first), others.iter().map(owned).collect()))
+            Others::Borrowed(_) => {
+                self.lines().map(|(account, cost)| (account.to_owned(), cost)).collect()
             }
         };
         OwnedCharge { lines, reserve, peek }
@@ -236,7 +234,7 @@ impl<'a> Charge<'a> {
         let load = |(account, _): ChargeLine<'a>| {
             let mut states = [None; Quotas::MAX];
             states.iter_mut().zip(account.quotas).for_each(|(of, _)| *of = load());
-            account.windows(|i, quota| account.window(now, quota, |_| states[i]))
+            account.windows(|i, quota| account.window(now, quota, states[i]))
         };
         let loaded: Vec<[_; Quotas::MAX]> = self.lines().map(load).collect();
         #[cfg(feature = "testing")]
@@ -253,17 +251,6 @@ impl<'a> Charge<'a> {
 
     /// `N` is the maximal number of quotas: most charges have one, and the compiler then leaves out
     /// all code for more.
-    #[inline(always)]
-    pub(super) fn decide_line<const N: usize>(
-        &self,
-        now: i64,
-        windows: &[Window<'a>; N],
-    ) -> (Decision, [Option<State>; N]) {
-        let (account, cost) = self.first;
-        let len = if N == 1 { 1 } else { account.quotas.len() };
-        Decision::over(account.label(), now, &windows[..len], self.ask(cost))
-    }
-
     /// `shared` has a bit for each quota whose count other keys share.
     pub(super) fn with_windows<'w>(
         &self,
@@ -280,29 +267,25 @@ impl<'a> Charge<'a> {
 /// A [`Charge`] without borrows: [`Charge::to_owned`].
 #[derive(Clone, Debug)]
 pub struct OwnedCharge {
-    lines: Arc<OwnedLines>,
+    lines: Arc<[(OwnedAccount, u64)]>,
     reserve: bool,
     peek: bool,
 }
 
-/// The first and the others.
-type OwnedLines = ((OwnedAccount, u64), Vec<(OwnedAccount, u64)>);
-
 impl OwnedCharge {
     /// Under the share of one of `nodes`.
     pub(super) fn share(mut self, nodes: u64) -> Self {
-        let (first, others) = Arc::make_mut(&mut self.lines);
-        for (account, _) in iter::once(first).chain(others) {
-            account.share(nodes);
-        }
+        Arc::make_mut(&mut self.lines).iter_mut().for_each(|(account, _)| account.share(nodes));
         self
     }
 
     /// Returns the [`Charge`].
     pub fn as_charge(&self) -> Charge<'_> {
         let &Self { ref lines, reserve, peek } = self;
-        let (ref account, cost) = lines.0;
-        let (first, others) = ((account.as_account(), cost), Others::Owned(lines));
-        Charge { first, others, reserve, peek }
+        Charge { first: as_line(&lines[0]), others: Others::Owned(lines), reserve, peek }
     }
+}
+
+fn as_line((account, cost): &(OwnedAccount, u64)) -> ChargeLine<'_> {
+    (account.as_account(), *cost)
 }

@@ -24,7 +24,7 @@ use super::reply::{Reply, StoreError};
 use super::sharded::Sharded;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::quota::SavedWindows;
+use crate::quota::{Quotas, SavedWindows};
 
 // First, since rustdoc shows methods in the order of modules.
 mod creating;
@@ -118,7 +118,7 @@ impl MemoryStore {
     /// kB more for each.)
     pub fn max_bytes(&self) -> usize {
         let Memory { shards, buckets, .. } = &*self.memory;
-        max_bytes(shards.count(), *buckets).saturating_add(shards.bytes())
+        max_bytes(shards.count, *buckets).saturating_add(shards.bytes())
     }
 
     /// Returns how many entries belong to keys whose windows run, without those that share overflow
@@ -147,7 +147,7 @@ impl MemoryStore {
         crate::observe::memory(name, self.live_entries(), self.memory.max_keys);
         #[cfg(feature = "saved")]
         if let Some(saver) = &self.saver {
-            saver.saves().record(name);
+            saver.saves.record(name);
         }
     }
 
@@ -192,19 +192,9 @@ impl MemoryStore {
     }
 }
 
-impl MemoryStore {
-    pub(super) fn number(&self) -> u64 {
-        self.memory.number
-    }
-
-    pub(super) fn name(number: u64) -> String {
-        format!("memory {number}")
-    }
-}
-
 impl Store for MemoryStore {
     fn identity(&self) -> Option<String> {
-        Some(Self::name(self.number()))
+        Some(format!("memory {}", self.memory.number))
     }
 
     #[inline(always)]
@@ -250,8 +240,8 @@ impl Store for MemoryStore {
         let (home, shard) = (locked.homes[0], locked.shard_of(0));
         self.memory.counters.look_at(scope, |counters, all| {
             let mut own = true;
-            for quota in counters {
-                own &= shard.clear_count(now, scope, key, quota, &home);
+            for quotas in counters.iter().map(|quota| Quotas::from(*quota)) {
+                own &= shard.clear_count(now, &Account::new(scope, &quotas, key), &home);
             }
             Reply::from(match (all, own) {
                 (true, true) => Ok(()),

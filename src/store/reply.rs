@@ -5,7 +5,6 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -92,38 +91,32 @@ impl<T> Reply<T> {
     }
 }
 
-impl Reply<()> {
-    /// The error is that of the first that has failed.
-    pub(crate) fn all(replies: Vec<Self>) -> Self {
-        let mut answer = Ok(());
-        let mut later = Vec::new();
-        for reply in replies {
-            match reply.into_now() {
-                Ok(now) => answer = answer.and(now),
-                Err(reply) => later.push(reply),
-            }
+impl<T: Send + 'static> Reply<T> {
+    /// Awaits all of them. The error is that of the first one that has failed.
+    pub(crate) fn all(mut replies: Vec<Self>) -> Reply<Vec<T>> {
+        if replies.iter().all(|reply| reply.as_now().is_some()) {
+            let now = replies.into_iter().filter_map(|reply| reply.into_now().ok());
+            return Reply::from(now.collect::<Result<_, _>>());
         }
-        if later.is_empty() {
-            return Reply::from(answer);
-        }
+        let mut answers: Vec<_> = replies.iter().map(|_| None).collect();
         Reply::later(poll_fn(move |cx| {
-            later.retain_mut(|reply| match poll_caught(reply, cx) {
-                Poll::Ready(done) => {
-                    answer = mem::replace(&mut answer, Ok(())).and(done);
-                    false
+            for (answer, reply) in answers.iter_mut().zip(&mut replies) {
+                if answer.is_none()
+                    && let Poll::Ready(done) = poll_caught(reply, cx)
+                {
+                    *answer = Some(done);
                 }
-                Poll::Pending => true,
-            });
-            if !later.is_empty() {
-                return Poll::Pending;
             }
-            Poll::Ready(mem::replace(&mut answer, Ok(())))
+            match answers.iter().all(Option::is_some) {
+                true => Poll::Ready(answers.drain(..).flatten().collect()),
+                false => Poll::Pending,
+            }
         }))
     }
 }
 
 /// A store of the app that panics in one reply leaves the others as they are (S15).
-fn poll_caught(reply: &mut Reply<()>, cx: &mut Context<'_>) -> Poll<Result<(), StoreError>> {
+fn poll_caught<T>(reply: &mut Reply<T>, cx: &mut Context<'_>) -> Poll<Result<T, StoreError>> {
     let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(reply).poll(cx)));
     polled.unwrap_or_else(|_| Poll::Ready(Err(StoreError::new("a store panicked"))))
 }

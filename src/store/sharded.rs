@@ -30,7 +30,7 @@ pub(super) const MAX_SHARDS: usize = 32_768;
 pub(super) struct Sharded<S> {
     /// Allocated by the first call: most limiters are moved to a shared store before any.
     shards: OnceLock<Box<[Aligned<S>]>>,
-    count: usize,
+    pub(super) count: usize,
     hasher: RandomState,
     salt: u64,
 }
@@ -95,10 +95,6 @@ impl<S: Default> Sharded<S> {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &S> {
         self.shards.get().into_iter().flatten().map(|Aligned(shard)| shard)
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.count
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -25,7 +25,7 @@ pub(super) type Bucket<P> = [Entry<P>; WAYS];
 #[derive(Default)]
 pub(super) struct Table<P> {
     buckets: Box<[Bucket<P>]>,
-    max_buckets: usize,
+    pub(super) max_buckets: usize,
 }
 
 /// The fingerprint is of the entry that is there or may be put there.
@@ -64,10 +64,6 @@ impl<P: Copy + Default> Table<P> {
 
     pub(super) fn capacity(&self) -> usize {
         self.buckets.len() * WAYS
-    }
-
-    pub(super) fn max_buckets(&self) -> usize {
-        self.max_buckets
     }
 
     pub(super) fn may_grow(&self) -> bool {

@@ -29,7 +29,7 @@ impl Actual {
 
     fn cost(&self, limiter: &Limiter, granted: u64) -> u64 {
         match self.costs.get(limiter.name()) {
-            Some(cost) if limiter.live().limit().settled => *cost,
+            Some(cost) if limiter.live.limit.settled => *cost,
             _ if self.counts => granted,
             _ => 0,
         }

@@ -106,14 +106,14 @@ impl LimitedRequest {
     /// Some limits were lifted, or are in shadow mode by now.
     fn is_eased(&self, has_changed: bool) -> bool {
         self.lines().any(|line| {
-            let is_shadow = self.settings_of(line).limiter.live().is_shadow();
+            let is_shadow = self.settings_of(line).limiter.live.is_shadow();
             is_shadow || has_changed && self.is_lifted(line)
         })
     }
 
     /// A plan's quotas, and a key's own, stay as they were when the request came (S40).
     pub(super) fn is_lifted(&self, line: &RequestLine) -> bool {
-        let live = self.settings_of(line).limiter.live();
+        let live = &self.settings_of(line).limiter.live;
         line.quotas.is_none() && live.quotas() == Some(Plan::UNLIMITED)
     }
 

@@ -19,11 +19,9 @@ use crate::sync::MutexGuard;
 use crate::window::Window;
 
 /// A charge that the short path does not decide, and how far it has come.
-pub(crate) struct Undecided<'s>(Reached<'s>);
-
-enum Reached<'s> {
+pub(crate) enum Undecided<'s> {
     /// The charge is not of one quota.
-    Nothing,
+    Lines,
     /// Its shard is found, by this hash.
     Shard(&'s LockedShard, u64),
     /// Its shard is locked at this time.
@@ -40,12 +38,12 @@ impl MemoryStore {
     pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Undecided<'_>> {
         let Account { scope, quotas, key } = charge.account();
         if quotas.len() > 1 || !charge.is_single() {
-            return Err(Undecided(Reached::Nothing));
+            return Err(Undecided::Lines);
         }
         let quota = quotas.first();
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
         if !charge.is_plain() || !quota.is_plain() {
-            return Err(Undecided(Reached::Shard(shard, hash)));
+            return Err(Undecided::Shard(shard, hash));
         }
         let (time, fingerprint, cost) =
             (&self.memory.time, fingerprint(hash, quota), charge.cost());
@@ -53,11 +51,8 @@ impl MemoryStore {
             return Ok(ruling);
         }
         let now = time.recently();
-        let mut shard = shard.lock_for_charge();
-        match shard.charge(now, quota, fingerprint, cost) {
-            Some(ruling) => Ok(ruling),
-            None => Err(Undecided(Reached::Lock(now, shard.into_any(), hash))),
-        }
+        let charged = shard.charge(now, quota, fingerprint, cost);
+        charged.map_err(|shard| Undecided::Lock(now, shard, hash))
     }
 
     /// Decides a charge for which [`rule`](Self::rule) has no ruling.
@@ -65,12 +60,12 @@ impl MemoryStore {
     pub(crate) fn decide_other(
         &self,
         charge: Charge<'_>,
-        Undecided(reached): Undecided<'_>,
+        undecided: Undecided<'_>,
     ) -> Reply<Decision> {
-        match reached {
-            Reached::Nothing => self.charge_lines(charge),
-            Reached::Shard(shard, hash) => self.charge_specially(charge, shard, hash),
-            Reached::Lock(now, shard, hash) => self.charge_first(charge, now, shard, hash),
+        match undecided {
+            Undecided::Lines => self.charge_lines(charge),
+            Undecided::Shard(shard, hash) => self.charge_specially(charge, shard, hash),
+            Undecided::Lock(now, shard, hash) => self.charge_first(charge, now, shard, hash),
         }
     }
 

@@ -23,7 +23,23 @@ impl MemoryStore {
     /// If `max_keys` is 0.
     #[track_caller]
     pub fn with_max_keys(max_keys: usize) -> Self {
-        Self::build(max_keys, Time::system())
+        assert!(
+            max_keys > 0,
+            "a store of no keys can't count: write MemoryStore::with_max_keys(100_000)"
+        );
+        let (shards, buckets) = shares(max_keys);
+        Self::of(Memory {
+            shards: Sharded::new(shards),
+            buckets,
+            counters: ChargedQuotas::default(),
+            windows: SavedWindows::default(),
+            time: Time::system(),
+            max_keys,
+            number: unique_number(),
+            quiet_until: AtomicU64::new(0),
+            #[cfg(feature = "saved")]
+            error_if_broken: false,
+        })
     }
 
     /// Reads the time from another clock, for tests: [`ManualClock`](crate::ManualClock) has an
@@ -39,27 +55,6 @@ impl MemoryStore {
         let memory = memory.expect("a store's clock is set before the store is cloned or saved");
         memory.time = Time::Other(Box::new(clock));
         self
-    }
-
-    #[track_caller]
-    pub(super) fn build(max_keys: usize, time: Time) -> Self {
-        assert!(
-            max_keys > 0,
-            "a store of no keys can't count: write MemoryStore::with_max_keys(100_000)"
-        );
-        let (shards, buckets) = shares(max_keys);
-        Self::of(Memory {
-            shards: Sharded::new(shards),
-            buckets,
-            counters: ChargedQuotas::default(),
-            windows: SavedWindows::default(),
-            time,
-            max_keys,
-            number: unique_number(),
-            quiet_until: AtomicU64::new(0),
-            #[cfg(feature = "saved")]
-            error_if_broken: false,
-        })
     }
 
     pub(super) fn of(memory: Memory) -> Self {

@@ -28,7 +28,7 @@ use super::super::sharded::{MAX_SHARDS, Sharded, share};
 use super::super::table::{Bucket, Entry, WAYS};
 use super::Memory;
 use super::locked::LockedShard;
-use super::shard::{Count, Part, Shard, Times};
+use super::shard::{Count, Shard};
 use crate::quota::{Anchor, Calendar, FNV_1A, Quota, SavedWindows, Span, fnv_1a};
 use crate::window::MAX;
 
@@ -62,19 +62,18 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
 
     bytes.extend(MAGIC);
     bytes.extend(VERSION.to_le_bytes());
-    bytes.extend((memory.shards.count() as u32).to_le_bytes());
+    bytes.extend((memory.shards.count as u32).to_le_bytes());
     for number in [seeds.own, seeds.shared, seeds.probe()] {
         bytes.extend(number.to_le_bytes());
     }
     let mut starts = None;
-    for shard in 0..memory.shards.count() {
-        [Part::Own, Part::Overflow]
-            .into_iter()
-            .for_each(|part| write_part(memory, shard, part, now, &mut starts, &mut bytes));
+    for shard in 0..memory.shards.count {
+        for table in 0..2 {
+            write_table(memory, shard, table, now, &mut starts, &mut bytes);
+        }
         // After the tables, so that no copied entry is of a later time.
-        let Times { latest, stepped_back_at } = memory.shards.at(shard).lock().times();
-        bytes.extend(latest.to_le_bytes());
-        bytes.extend(stepped_back_at.to_le_bytes());
+        let times = memory.shards.at(shard).lock().times();
+        times.iter().for_each(|time| bytes.extend(time.to_le_bytes()));
         flush(&mut bytes)?;
     }
     // After the entries, so that each copied entry's counter is among these.
@@ -91,10 +90,10 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
 /// The earliest and the latest start of a window, if there is any.
 type Starts = Option<(i64, i64)>;
 
-fn write_part(
+fn write_table(
     memory: &Memory,
     shard: usize,
-    part: Part,
+    table: usize,
     now: i64,
     starts: &mut Starts,
     bytes: &mut Vec<u8>,
@@ -104,7 +103,7 @@ fn write_part(
     let (mut from, mut size) = (0, None);
     loop {
         let shard = memory.shards.at(shard).lock();
-        let buckets = shard.buckets(part);
+        let buckets = shard.buckets()[table];
         if size != Some(buckets.len()) {
             // Before the first step, or since the table has grown.
             bytes.truncate(begin);
@@ -210,7 +209,7 @@ pub(super) fn read(bytes: &[u8], max_keys: usize, now: i64) -> io::Result<Saved>
     let mut shards = Vec::new();
     for _ in 0..count {
         let (own, overflow) = (input.buckets(now)?, input.buckets(now)?);
-        let times = Times { latest: input.number()?, stepped_back_at: input.number()? };
+        let times = [input.number()?, input.number()?];
         shards.push(Shard::restored(times, own, overflow, max_buckets, now));
     }
     // A table that holds more than this store is made for keeps its size.

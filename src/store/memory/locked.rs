@@ -14,7 +14,7 @@ use crate::quota::{Quota, SavedWindows};
 use crate::sync::{self, Mutex, MutexGuard};
 
 #[derive(Default)]
-pub(super) struct LockedShard {
+pub(crate) struct LockedShard {
     shard: Mutex<Shard>,
     last_refused: LastRefused,
 }
@@ -23,28 +23,18 @@ pub(super) struct LockedShard {
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(tfw_shuttle)))]
 const _: () = assert!(size_of::<LockedShard>() <= 128);
 
-/// For a charge in a window that runs: the copy stays if it is of another key.
-pub(super) struct LockedForCharge<'a> {
-    shard: MutexGuard<'a, Shard>,
-    last_refused: &'a LastRefused,
-}
-
 impl LockedShard {
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Shard> {
-        self.lock_for_charge().into_any()
+        let shard = sync::lock(&self.shard);
+        self.last_refused.clear();
+        shard
     }
 
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Shard>> {
         let shard = sync::try_lock(&self.shard)?;
         self.last_refused.clear();
         Some(shard)
-    }
-
-    #[inline(always)]
-    pub(super) fn lock_for_charge(&self) -> LockedForCharge<'_> {
-        let Self { shard, last_refused } = self;
-        LockedForCharge { shard: sync::lock(shard), last_refused }
     }
 
     /// Refuses a plain charge of one plain quota without the lock, if the last one that was refused
@@ -68,19 +58,25 @@ impl LockedShard {
         let ruling = Shard::rule_running(now, quota, state, cost)?;
         (!ruling.passed()).then_some(ruling)
     }
-}
 
-impl<'a> LockedForCharge<'a> {
+    /// Charges a window that runs, or returns the locked shard. The copy stays if it is of another
+    /// key.
     #[inline(always)]
     pub(super) fn charge(
-        &mut self,
+        &self,
         now: Reading,
         quota: &Quota,
         fingerprint: u64,
         cost: u64,
-    ) -> Option<Ruling> {
-        let entered = self.shard.enter(now)?;
-        let (ruling, state) = self.shard.charge_running(entered, quota, fingerprint, cost)?;
+    ) -> Result<Ruling, MutexGuard<'_, Shard>> {
+        let mut shard = sync::lock(&self.shard);
+        let charged = shard.enter(now).and_then(|entered| {
+            Some((entered, shard.charge_running(entered, quota, fingerprint, cost)?))
+        });
+        let Some((entered, (ruling, state))) = charged else {
+            self.last_refused.clear();
+            return Err(shard);
+        };
         if ruling.passed() {
             if self.last_refused.is_of(fingerprint) {
                 self.last_refused.clear();
@@ -89,13 +85,7 @@ impl<'a> LockedForCharge<'a> {
             // Where the shard is ahead of the clock's last tick, so would be the copied refusal.
             self.last_refused.set(fingerprint, state);
         }
-        Some(ruling)
-    }
-
-    #[inline(always)]
-    pub(super) fn into_any(self) -> MutexGuard<'a, Shard> {
-        self.last_refused.clear();
-        self.shard
+        Ok(ruling)
     }
 }
 

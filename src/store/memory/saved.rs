@@ -10,25 +10,21 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::super::charged_quotas::ChargedQuotas;
+use super::super::sharded::Sharded;
 use super::super::sharded::seeds::Seeds;
-use super::super::sharded::{Sharded, shares};
 use super::format::{self, Saved};
 use super::{Memory, MemoryStore};
 use crate::observe::{self, Saves};
-use crate::quota::SavedWindows;
-use crate::sync::unique_number;
 
-fn load(file: &LockedFile, max_keys: usize, now: i64) -> io::Result<Option<Saved>> {
+fn load(file: &LockedFile, memory: &Memory) -> io::Result<Option<Saved>> {
     let Some(bytes) = file.read()? else { return Ok(None) };
-    let name = file.path.display();
-    let saved = format::read(&bytes, max_keys, now)
+    let (name, now) = (file.path.display(), memory.time.now().at);
+    let saved = format::read(&bytes, memory.max_keys, now)
         .map_err(|error| io::Error::new(error.kind(), format!("can't use {name}: {error}")))?;
     observe::counts_loaded(&name, bytes.len() as u64, now.saturating_sub(saved.at));
     Ok(Some(saved))
@@ -88,8 +84,7 @@ impl MemoryStore {
     /// If the store was cloned, or has a file already.
     #[track_caller]
     pub fn saved_to(self, path: impl Into<PathBuf>, every: Duration) -> io::Result<Self> {
-        let Some(Memory { time, max_keys, error_if_broken, .. }) = Arc::into_inner(self.memory)
-        else {
+        let Some(memory) = Arc::into_inner(self.memory) else {
             panic!("a store gets its file before it is cloned: write MemoryStore::open(..)")
         };
         if every.is_zero() {
@@ -98,33 +93,23 @@ impl MemoryStore {
         }
         let mut file = LockedFile::lock(&path.into())?;
         let name = file.path.display().to_string();
-        let now = time.now().at;
-        let found = match load(&file, max_keys, now) {
-            Err(reason) if reason.kind() == ErrorKind::InvalidData && !error_if_broken => {
+        let found = match load(&file, &memory) {
+            Err(reason) if reason.kind() == ErrorKind::InvalidData && !memory.error_if_broken => {
                 let aside = file.set_aside()?;
                 observe::counts_broken(&reason, &aside.display());
                 None
             }
             found => found?,
         };
-        let saved = found.unwrap_or_else(|| {
-            let ((shards, buckets), seeds) = (shares(max_keys), Seeds::random());
-            let shards = Sharded::seeded(shards, seeds);
-            let (counters, windows) = (ChargedQuotas::default(), SavedWindows::default());
-            Saved { shards, buckets, counters, windows, seeds, at: now }
-        });
-        let Saved { shards, buckets, counters, windows, seeds, .. } = saved;
-        let (number, quiet_until) = (unique_number(), AtomicU64::new(0));
-        let memory = Memory {
-            number,
-            shards,
-            buckets,
-            counters,
-            windows,
-            time,
-            max_keys,
-            quiet_until,
-            error_if_broken,
+        let (memory, seeds) = match found {
+            Some(Saved { shards, buckets, counters, windows, seeds, .. }) => {
+                (Memory { shards, buckets, counters, windows, ..memory }, seeds)
+            }
+            None => {
+                let seeds = Seeds::random();
+                let shards = Sharded::seeded(memory.shards.count, seeds);
+                (Memory { shards, ..memory }, seeds)
+            }
         };
         let mut store = Self::of(memory);
         let memory = Arc::clone(&store.memory);
@@ -168,7 +153,7 @@ impl MemoryStore {
 pub(super) struct Saver {
     thread: Mutex<Option<(Sender<Request>, JoinHandle<()>)>>,
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
-    saves: Arc<Saves>,
+    pub(super) saves: Arc<Saves>,
 }
 
 /// A request for a save, with where to send its result.
@@ -229,11 +214,6 @@ impl Saver {
             let _ = requests.send(request);
         }
         saved.recv().unwrap_or_else(|_| Err(io::Error::other("the thread that saves is gone")))
-    }
-
-    #[cfg(feature = "metrics")]
-    pub(super) fn saves(&self) -> &Saves {
-        &self.saves
     }
 }
 

@@ -1,12 +1,11 @@
 //! A shard: the part of a store in memory that is under one lock. Its table has entries of single
 //! keys, and its overflow has entries that several keys share once the table is full.
 
-use super::super::account::{Account, Scope, shift};
+use super::super::account::Account;
 use super::super::sharded::{fingerprint, mix};
 use super::super::table::{Bucket, Entry, Found, Slot, Table};
 use super::time::Reading;
 use crate::decision::{Ruling, Usage};
-use crate::key::Key;
 use crate::quota::{Anchor, Quota, SavedWindows, fmix64};
 use crate::window::{MAX, State, Window};
 
@@ -22,7 +21,7 @@ pub(super) struct Count {
     pub(super) used: i64,
 }
 
-pub(super) struct Shard {
+pub(crate) struct Shard {
     table: Table<Count>,
     overflow: Table<Count>,
     overflow_until: i64,
@@ -165,7 +164,7 @@ impl Shard {
 
     fn prepare_overflow(&mut self) {
         if !self.table.may_grow() && self.overflow.is_unallocated() {
-            let buckets = overflow(self.table.max_buckets());
+            let buckets = overflow(self.table.max_buckets);
             self.overflow = Table::new(buckets, buckets);
         }
     }
@@ -187,7 +186,6 @@ impl Shard {
                 CountedIn::Shared(..) | CountedIn::None => false,
             })
         };
-        let shift = account.shift(quota);
         let free = match self.table.find(home.fingerprint(quota), now, taken) {
             Found::Entry(slot) => {
                 let mut state = state(self.table.get(slot));
@@ -199,7 +197,7 @@ impl Shard {
                     let end = end.or_else(|| saved.end_of(calendar, state.start));
                     state.end = end.unwrap_or_default();
                 }
-                let window = Window::at(now, Some(state), quota, shift);
+                let window = account.window(now, quota, Some(state));
                 return (CountedIn::Own(slot), window);
             }
             Found::Free(slot) => Some(slot),
@@ -207,7 +205,7 @@ impl Shard {
         };
         match free {
             Some(slot) if now >= self.overflow_until => {
-                (CountedIn::Free(slot), Window::at(now, None, quota, shift))
+                (CountedIn::Free(slot), account.window(now, quota, None))
             }
             free => self.locate_elsewhere(now, sought, free, others),
         }
@@ -222,14 +220,13 @@ impl Shard {
         others: &[CountedIn],
     ) -> (CountedIn, Window<'a>) {
         let Sought { account, quota, home, .. } = *sought;
-        let shift = account.shift(quota);
         if free.is_none() {
             if others.is_empty() && self.grow(now) {
                 return self.locate(now, sought, others);
             }
             if self.table.may_grow() {
                 // Growing would move the others' entries: `grows_for` locates all again.
-                return (CountedIn::None, Window::at(now, None, quota, shift));
+                return (CountedIn::None, account.window(now, quota, None));
             }
             if self.pull_back_around(home.fingerprint(quota), now) {
                 return self.locate(now, sought, others);
@@ -245,8 +242,8 @@ impl Shard {
         };
         let count = count.filter(|count| now < count.until);
         let window = match count {
-            Some(count) => Window::shared(now, count, quota, shift),
-            None => Window::at(now, None, quota, shift),
+            Some(count) => Window::shared(now, count, quota, account.shift(quota)),
+            None => account.window(now, quota, None),
         };
         match (free, shared) {
             // The key gets an entry of its own, with the shared count.
@@ -256,7 +253,9 @@ impl Shard {
                 (CountedIn::Shared(slot, window.shared_until(now)), window)
             }
             // All overflow entries belong to other quotas: the key is refused for a window.
-            (None, Found::Full) => (CountedIn::None, Window::spent(now, quota, shift)),
+            (None, Found::Full) => {
+                (CountedIn::None, Window::spent(now, quota, account.shift(quota)))
+            }
         }
     }
 
@@ -287,14 +286,8 @@ impl Shard {
     }
 
     /// Returns `false` if the key may be counted in a shared entry.
-    pub(super) fn clear_count(
-        &mut self,
-        now: i64,
-        scope: &Scope,
-        key: &Key,
-        quota: &Quota,
-        home: &Home,
-    ) -> bool {
+    pub(super) fn clear_count(&mut self, now: i64, account: &Account<'_>, home: &Home) -> bool {
+        let quota = account.quotas.first();
         let found = self.table.find(home.fingerprint(quota), now, |_| false);
         if now >= self.overflow_until {
             if let Found::Entry(slot) = found {
@@ -307,19 +300,16 @@ impl Shard {
             Found::Free(_) => false,
             Found::Full => true,
         };
-        match found {
+        let slot = match found {
+            Found::Entry(slot) => slot,
             // Without an entry, the key would inherit the count of a shared one.
-            Found::Entry(slot) => self.renew(now, slot, quota, shift(scope, key, quota)),
-            Found::Free(slot) if shares => self.renew(now, slot, quota, shift(scope, key, quota)),
+            Found::Free(slot) if shares => slot,
             _ => return !shares,
-        }
-        true
-    }
-
-    /// To nothing used, whatever the plan. (A new count depends on the plan.)
-    fn renew(&mut self, now: i64, slot: Slot, quota: &Quota, shift: u64) {
-        let State { start, until, .. } = Window::at(now, None, quota, shift).take(0);
+        };
+        // To nothing used, whatever the plan. (A new count depends on the plan.)
+        let State { start, until, .. } = account.window(now, quota, None).take(0);
         self.table.set(slot, until, Count { start, used: -MAX });
+        true
     }
 
     pub(super) fn state_at(&self, place: CountedIn) -> Option<State> {
@@ -360,7 +350,7 @@ impl Shard {
         let entry = self.table.entry_mut(fingerprint)?;
         let state = state(*entry);
         let ruling = Self::rule_running(now, quota, state, cost)?;
-        entry.payload.used = ruling.used();
+        entry.payload.used = ruling.usage.used;
         Some((ruling, state))
     }
 
@@ -389,7 +379,7 @@ impl Shard {
         cost: u64,
     ) -> Option<(Ruling, bool)> {
         let quota = account.quotas.first();
-        let window = Window::at(now.at, None, quota, account.shift(quota));
+        let window = account.window(now.at, quota, None);
         let is_sure = now.is_exact() || !window.is_over_at(now.at, now.latest);
         if quota.capacity != quota.limit || cost == 0 || !is_sure {
             return None;
@@ -411,8 +401,8 @@ impl Shard {
             _ => return None,
         };
         // The count of a quota that carries nothing over ends with its window.
-        let count = Count { start: window.start(), used: ruling.used() };
-        self.table.set(slot, window.end(), count);
+        let count = Count { start: window.start, used: ruling.usage.used };
+        self.table.set(slot, window.end, count);
         Some((ruling, is_new))
     }
 
@@ -439,36 +429,19 @@ impl Shard {
     }
 }
 
-#[cfg(feature = "saved")]
-#[derive(Clone, Copy)]
-pub(super) enum Part {
-    Own,
-    Overflow,
-}
-
-#[cfg(feature = "saved")]
-#[derive(Clone, Copy)]
-pub(super) struct Times {
-    pub(super) latest: i64,
-    pub(super) stepped_back_at: i64,
-}
-
 /// The parts that a file keeps: the tables, bucket by bucket, and the times.
 #[cfg(feature = "saved")]
 impl Shard {
-    pub(super) fn buckets(&self, part: Part) -> &[Bucket<Count>] {
-        match part {
-            Part::Own => self.table.buckets(),
-            Part::Overflow => self.overflow.buckets(),
-        }
+    pub(super) fn buckets(&self) -> [&[Bucket<Count>]; 2] {
+        [&self.table, &self.overflow].map(Table::buckets)
     }
 
-    pub(super) fn times(&self) -> Times {
-        Times { latest: self.latest, stepped_back_at: self.stepped_back_at }
+    pub(super) fn times(&self) -> [i64; 2] {
+        [self.latest, self.stepped_back_at]
     }
 
     pub(super) fn restored(
-        Times { latest, stepped_back_at }: Times,
+        [latest, stepped_back_at]: [i64; 2],
         own: Vec<Bucket<Count>>,
         shared: Vec<Bucket<Count>>,
         max_buckets: usize,
@@ -491,7 +464,7 @@ impl Shard {
 
     /// The smallest bound on buckets under which a shard may have tables of this size.
     pub(super) fn needed_buckets(&self) -> usize {
-        let [own, shared] = [Part::Own, Part::Overflow].map(|part| self.buckets(part).len());
+        let [own, shared] = self.buckets().map(<[_]>::len);
         own.max((shared * PER_OVERFLOW).saturating_sub(PER_OVERFLOW - 1))
     }
 }

@@ -11,7 +11,7 @@ pub(super) enum Time {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Reading {
+pub(crate) struct Reading {
     pub(super) at: i64,
     /// It may have been later, until then.
     pub(super) latest: i64,

@@ -83,7 +83,7 @@ impl Known {
         let Some(refusal) = decision.at(place).filter(|of| !of.allowed()) else { return };
         let account = charge.account();
         // Decided after the charge was sent, by a clock that shows no part of a millisecond.
-        let ends = refusal.usage().iter().map(|usage| usage.end()).chain(refusal.retry_at_ms());
+        let ends = refusal.usage().iter().map(|usage| usage.end).chain(refusal.retry_at_ms());
         let lasts = ends.min().unwrap_or_default().saturating_sub(refusal.now_ms() + 1).max(0);
         let known = Remembered {
             quotas: *account.quotas,
@@ -128,17 +128,17 @@ impl Remembered {
     }
 
     /// By the counts of the answer, at the time that it is by the store's clock.
-    fn decide(self, charge: &Charge<'_>, at: Instant) -> Decision {
-        let passed = at.saturating_duration_since(self.sent).as_millis() as i64;
-        let now = self.refusal.now_ms() + passed;
+    fn decide(mut self, charge: &Charge<'_>, at: Instant) -> Decision {
+        self.refusal.pass_time(at.saturating_duration_since(self.sent));
         // Another limit may have refused a reservation that this one alone would grant.
         if charge.cost() == self.cost && !self.reserve {
-            return self.refusal.decided_later(now);
+            return self.refusal;
         }
         let usage = self.refusal.usage();
         let account: Account<'_> = charge.account();
         let windows: [_; Quotas::MAX] =
-            account.windows(|i, quota| Window::known(quota, usage[i].span(), usage[i].count()));
-        charge.decide_line(now, &windows).0
+            account.windows(|i, quota| Window::known(quota, usage[i].span(), usage[i].used));
+        let (windows, ask) = (&windows[..usage.len()], charge.ask(charge.cost()));
+        Decision::over::<{ Quotas::MAX }>(account.label(), self.refusal.now_ms(), windows, ask).0
     }
 }
