@@ -97,11 +97,6 @@ impl Proxy {
         *lock(&self.network.cut_before) = Some(text);
     }
 
-    /// Returns whether a connection was closed since [`cut_before`](Self::cut_before).
-    pub fn has_cut(&self) -> bool {
-        lock(&self.network.cut_before).is_none()
-    }
-
     /// A silent network delivers no bytes, on old and on new connections, until it is no longer
     /// silent. Ends without bytes before them arrive.
     pub fn set_silent(&self, silent: bool) {

@@ -67,37 +67,6 @@ async fn groups_share_calls_with_single_charges() {
 }
 
 #[tokio::test]
-async fn a_refused_group_takes_nothing_and_is_remembered() {
-    let Some(server) = Server::start() else { return };
-    let limits = gateway(store(&server));
-    assert!(limits.check(lines("ann", 48)).await.expect("it answers").allowed());
-    let refused = limits.check(lines("ann", 3)).await.expect("it answers");
-    assert!(!refused.allowed());
-    let passes = |name| refused.of(name).expect("it took part").allowed();
-    assert_eq!([passes("requests"), passes("tokens"), passes("cents")], [true, true, false]);
-    let calls = scripts(&server);
-    for _ in 0..1_000 {
-        let refused = limits.check(lines("ann", 3)).await.expect("it answers");
-        assert_eq!(refused.name(), "cents");
-        assert!(refused.of("tokens").is_none(), "nothing is known of it");
-        assert!(refused.retry_at().is_some() && !refused.is_local());
-    }
-    assert_eq!(scripts(&server), calls, "none of them came here");
-    // Other keys and smaller costs need a call.
-    assert!(limits.check(lines("bob", 3)).await.expect("it answers").allowed());
-    assert!(limits.check(lines("ann", 2)).await.expect("it answers").allowed());
-    assert_eq!(used(&limits, "ann").await, [3, 1_800, 50]);
-    // A refusal that a limit remembers on its own refuses the group.
-    let _refused = limits.of("cents").charge("bob", 48).await.expect("it answers").unwrap_err();
-    let calls = scripts(&server);
-    assert!(!limits.check(lines("bob", 48)).await.expect("it answers").allowed());
-    assert_eq!(scripts(&server), calls);
-    // A reset on this node ends the refusal.
-    limits.of("cents").reset("ann").await.expect("it answers");
-    assert!(limits.check(lines("ann", 3)).await.expect("it answers").allowed());
-}
-
-#[tokio::test]
 async fn an_error_of_one_key_is_the_groups_and_nothing_is_written() {
     let Some(server) = Server::start() else { return };
     let quotas: [(&str, Quotas); 3] = [

@@ -3,8 +3,6 @@
 use std::time::{Duration, Instant};
 
 use harness::{ALONE, Server, ask, wait_for};
-use redis::cluster::ClusterClient;
-use tower_fixed_window::{OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
 
 use crate::outage::{By, Load, limiter};
@@ -55,22 +53,6 @@ fn killed_nodes_and_cluster_masters_never_let_more_than_the_limit_pass() {
     let _alone = ALONE.blocking_lock();
     let Some(nodes) = cluster_with(&DURABLE) else { return };
     shared_count::kill_some(nodes, 12);
-}
-
-/// The store detects the cluster by itself, and no request fails.
-#[tokio::test]
-async fn an_existing_cluster_connection_is_recognized() {
-    let Some(nodes) = cluster() else { return };
-    let client = ClusterClient::new(urls(&nodes)).expect("addresses");
-    let store = RedisStore::from(client.get_async_connection().await.expect("it connects"));
-    let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
-    let limiter = Quota::per_day(2).name("found").store(store);
-    for passes in [true, true, false] {
-        let crowd = (0..100_u64).map(|key| limiter.check(key));
-        for answer in futures_util::future::join_all(crowd).await {
-            assert_eq!(answer.expect("it answers").allowed(), passes);
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

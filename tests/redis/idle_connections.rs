@@ -93,19 +93,6 @@ impl Machine {
     }
 }
 
-#[tokio::test]
-async fn nodes_share_a_count_behind_a_network_that_drops_idle_connections() {
-    let Some(server) = Server::start() else { return };
-    let proxy = Proxy::to(server.port).forgets_after(Duration::from_secs(2));
-    let store = |run: u32| {
-        let store = RedisStore::new(proxy.url()).expect("an address");
-        node(store.prefix(&run.to_string()))
-    };
-    assert_one_count_of(|run| [store(run), store(run)]).await;
-    // The exception is the first request, whose node has just connected.
-    assert!(proxy.made() >= 6, "each request has found its connection forgotten");
-}
-
 /// The connection was silent, other attempts to connect failed, and then it answered again. Those
 /// failures don't matter when it is checked later, as any idle connection.
 #[tokio::test]
@@ -370,17 +357,6 @@ async fn concurrent_calls_on_a_dropped_connection_wait_for_one_check() {
     used.sort_unstable();
     assert!(used.iter().copied().eq(2..=201), "{used:?}");
     assert_eq!(proxy.made(), 2);
-}
-
-/// An idle connection costs another round trip, and no reconnect.
-#[tokio::test]
-async fn a_live_connection_is_kept_however_long_it_was_idle() {
-    let Some(server) = Server::start() else { return };
-    let proxy = Proxy::to(server.port);
-    let nodes = [new(&proxy.url())];
-    assert_one_count(&in_turns(&nodes, 3, Duration::from_millis(1_500)).await);
-    // If the machine stalls for a moment, another connection may be made beside it.
-    assert!(proxy.made() < 3, "{}", proxy.made());
 }
 
 #[tokio::test]

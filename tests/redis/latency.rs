@@ -1,8 +1,5 @@
 //! A server that is far, slow or busy is not one that failed.
 
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -36,15 +33,6 @@ async fn at_once(limiter: &Limiter, keys: impl IntoIterator<Item = u64>) -> Vec<
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
-}
-
-/// Polls a future once. Its work only continues while the runtime is driven.
-fn begin(runtime: &Runtime, future: &mut Pin<Box<impl Future>>) {
-    let once = poll_fn(|cx| {
-        assert!(future.as_mut().poll(cx).is_pending());
-        Poll::Ready(())
-    });
-    runtime.block_on(once);
 }
 
 /// Calls of 128 charges, two at a time, would take eight round trips.
@@ -116,36 +104,6 @@ async fn a_single_call_to_a_frozen_server_opens_the_breaker() {
     server.thaw();
 }
 
-/// The outage ends with the answer, and not with the breaker's pause.
-#[tokio::test]
-async fn the_first_answer_after_a_stall_ends_the_outage() {
-    let _alone = ALONE.lock().await;
-    let Some(server) = Server::start() else { return };
-    let limiter = limiter(store(server.port));
-    assert!(!is_local(&limiter, 0).await);
-    server.freeze();
-    assert!(at_once(&limiter, 0..10).await.iter().all(|&local| local));
-    server.thaw();
-    let answered: String = server.ask(&["PING"]);
-    assert_eq!(answered, "PONG");
-    sleep(Duration::from_millis(100)).await;
-    assert!(!is_local(&limiter, 0).await);
-}
-
-/// The blocked runtime may have charges that it has sent, and others that it has not sent yet.
-#[test]
-fn a_call_in_a_blocked_runtime_does_not_block_calls_in_another() {
-    let Some(server) = Server::start() else { return };
-    let limiter = limiter(store(server.port));
-    let (still, other) = (runtime(), runtime());
-    other.block_on(async { while is_local(&limiter, 0).await {} });
-    let mut waiting = Box::pin(join_all((1..4).map(|key| is_local(&limiter, key))));
-    begin(&still, &mut waiting);
-    assert!(!other.block_on(is_local(&limiter, 5)));
-    drop(still);
-    assert!(!other.block_on(is_local(&limiter, 6)));
-}
-
 /// Closes a connection that was used lately, so that only the next call notices.
 async fn closed(server: &Server, proxy: &Proxy, limiter: &Limiter) {
     // The next requests of these keys share a call.
@@ -153,40 +111,6 @@ async fn closed(server: &Server, proxy: &Proxy, limiter: &Limiter) {
     proxy.set_silent(true);
     server.ask::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]);
     sleep(Duration::from_millis(50)).await;
-}
-
-#[tokio::test]
-async fn a_charge_that_waits_for_another_connection_is_withdrawn_with_its_caller() {
-    let _alone = ALONE.lock().await;
-    let Some(server) = Server::start() else { return };
-    let proxy = Proxy::to(server.port);
-    let limiter = limiter(store(proxy.port).deadline(Duration::from_secs(5)));
-    closed(&server, &proxy, &limiter).await;
-    assert!(timeout(Duration::from_millis(100), is_local(&limiter, 1)).await.is_err());
-    proxy.set_silent(false);
-    assert!(!is_local(&limiter, 2).await);
-    sleep(Duration::from_millis(100)).await;
-    let standing = limiter.peek(1_u64).await.expect("it answers");
-    assert_eq!((standing.used(), standing.is_local()), (0, false), "it was never sent before");
-}
-
-/// With a closed breaker, each request would wait for its deadline.
-#[tokio::test]
-async fn the_breaker_is_open_as_long_as_no_connection_can_be_had() {
-    let _alone = ALONE.lock().await;
-    let Some(server) = Server::start() else { return };
-    let proxy = Proxy::to(server.port);
-    let store = store(proxy.port);
-    let strict = limiter(store.clone().on_failure(OnStoreFailure::Deny));
-    let limiter = limiter(store);
-    closed(&server, &proxy, &limiter).await;
-    assert_eq!(at_once(&limiter, 0..10).await, [true; 10]);
-    let error = strict.check(0_u64).await.expect_err("it is silent");
-    assert_eq!(error.to_string(), "the store keeps failing: the circuit breaker is open");
-    proxy.set_silent(false);
-    // No request tests the store before the breaker's pause has ended.
-    sleep(Duration::from_millis(100)).await;
-    assert!(!is_local(&limiter, 0).await, "it is connected");
 }
 
 /// Clones share the connection, and each has its own deadline.

@@ -169,7 +169,8 @@ impl Measured {
         }
     }
 
-    fn is_calm_at_first(&self) {
+    fn begins_calm(&self, what: &str) {
+        self.show(what);
         let calm = &self.calm;
         assert!(calm.decisions() > 100 && calm.calls() > 100, "{} decisions", calm.decisions());
         assert_eq!((calm.without_store(), calm.failures()), (0, 0));
@@ -201,8 +202,7 @@ async fn a_stopped_server_has_no_calls_and_each_request_is_answered_without_it()
     let limiter = redis_at(&server.url());
     let name = format!("server=\"127.0.0.1:{}\"", server.port);
     let measured = measure(&operator, &limiter, &[1], || server.kill()).await;
-    measured.show("stopped");
-    measured.is_calm_at_first();
+    measured.begins_calm("stopped");
     let Measured { onset, later, .. } = &measured;
     // Only calls in flight fail when the server stops.
     assert!(onset.failures() <= TASKS, "{} failed", onset.failures());
@@ -221,8 +221,7 @@ async fn a_frozen_server_fails_the_calls_that_were_in_flight_and_gets_no_others(
     let limiter = redis_at(&server.url());
     let measured = measure(&operator, &limiter, &[1], || server.freeze()).await;
     server.thaw();
-    measured.show("frozen");
-    measured.is_calm_at_first();
+    measured.begins_calm("frozen");
     let Measured { onset, later, .. } = &measured;
     let failed = onset.failures();
     assert!((1..=2 * TASKS).contains(&failed), "{failed} failed");
@@ -269,8 +268,7 @@ async fn a_slow_server_decides_and_is_seen_in_the_histogram() {
         proxy.set_delay(|| Duration::from_millis(65));
     });
     let measured = measured.await;
-    measured.show("slow");
-    measured.is_calm_at_first();
+    measured.begins_calm("slow");
     let later = &measured.later;
     assert_eq!((later.without_store(), later.failures(), later.within("0.1")), (0, 0, 0));
     assert!(later.calls() > 0 && later.decisions() > 0);
@@ -290,8 +288,7 @@ async fn a_shard_that_is_down_is_named_and_the_others_are_called() {
     let names: Vec<_> =
         nodes.iter().map(|node| format!("server=\"127.0.0.1:{}\"", node.port)).collect();
     let measured = measure(&operator, &limiter, &keys, || nodes[1].kill()).await;
-    measured.show("one shard");
-    measured.is_calm_at_first();
+    measured.begins_calm("one shard");
     let Measured { onset, later, .. } = &measured;
     assert!(onset.failures() <= 3 * TASKS, "{} failed", onset.failures());
     let (without, calls) = (later.without_store(), later.calls());
@@ -319,8 +316,7 @@ async fn cut_connections_fail_the_calls_in_flight_and_are_made_again() {
         measured.show("cut, again");
         measured = measure(&operator, &limiter, &[1], || proxy.forget()).await;
     }
-    measured.show("cut");
-    measured.is_calm_at_first();
+    measured.begins_calm("cut");
     assert!(measured.fails_only_calls_in_flight());
     let Measured { onset, later, .. } = &measured;
     assert!((1..=3).contains(&onset.connections()), "{} connections", onset.connections());
@@ -337,8 +333,7 @@ async fn a_server_that_refuses_is_called_now_and_then_and_all_of_these_calls_fai
         server.ask::<String>(&["CONFIG", "SET", "maxmemory", "1"]);
     });
     let measured = measured.await;
-    measured.show("refuses");
-    measured.is_calm_at_first();
+    measured.begins_calm("refuses");
     let later = &measured.later;
     assert!((1..=12).contains(&later.failures()), "{} failed", later.failures());
     assert_eq!(later.calls(), later.failures());

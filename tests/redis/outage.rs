@@ -280,22 +280,6 @@ async fn a_single_failed_attempt_to_connect_fails_no_request() {
     assert!(!limiter.check(0).await.expect("it answers").is_local());
 }
 
-/// A master that became a replica, behind an address that leads elsewhere now.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_store_reconnects_when_its_master_becomes_a_replica() {
-    let _alone = ALONE.lock().await;
-    let (Some(old), Some(new)) = (Server::start(), Server::start()) else { return };
-    let (store, port) = behind_an_address(&old);
-    let load = Load::start(&[limiter(store, LIMIT)], 1, 4);
-    load.answered_by(By::Redis, Instant::now()).await;
-    old.ask::<String>(&["REPLICAOF", "127.0.0.1", &new.port.to_string()]);
-    load.answered_by(By::Memory, Instant::now()).await;
-    let moved = Instant::now();
-    port.store(new.port, Ordering::SeqCst);
-    load.joins(moved).await;
-    load.finish("turned into a replica").await;
-}
-
 /// A replica has not applied a write that it refuses, so the call can be repeated on the new
 /// master. A replica without data answers MASTERDOWN instead of READONLY.
 #[tokio::test(flavor = "multi_thread")]

@@ -14,7 +14,7 @@ use tower_fixed_window::{Limiter, OnStoreFailure};
 use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::{cluster_with, urls};
-use crate::outage::{By, Load, SECOND, limiter};
+use crate::outage::{By, Load, limiter};
 
 /// The time until Redis answers.
 async fn time_to_join(limiter: &Limiter) -> Duration {
@@ -27,23 +27,6 @@ async fn time_to_join(limiter: &Limiter) -> Duration {
     start.elapsed()
 }
 
-fn frozen() -> Option<Server> {
-    let server = Server::start()?;
-    server.freeze();
-    Some(server)
-}
-
-#[tokio::test]
-async fn the_store_connects_to_a_cluster_whose_first_seed_is_silent() {
-    let _alone = ALONE.lock().await;
-    let (Some(silent), Some(nodes)) = (frozen(), cluster_with(&[])) else { return };
-    let seeds = [vec![silent.url()], urls(&nodes)].concat();
-    let store = RedisStore::cluster(seeds).expect("addresses");
-    let took = time_to_join(&limiter(store, 1_000_000)).await;
-    assert!(took < SECOND, "{took:?}");
-}
-
-/// The closure may fetch a token first, for example.
 /// A name has two addresses in a hosts file that only a child process sees, which takes root. The
 /// system tells 127.0.0.1 first, in any order.
 #[test]
@@ -93,6 +76,7 @@ async fn node_of_a_name() {
     assert!(took < Duration::from_secs(3), "{took:?}");
 }
 
+/// The closure may fetch a token first, for example.
 #[tokio::test]
 async fn the_store_waits_for_a_slow_connect_closure() {
     let Some(server) = Server::start() else { return };
