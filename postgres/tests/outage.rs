@@ -8,7 +8,7 @@ use harness::{Postgres, Proxy};
 use tower_fixed_window::{Limit, Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_postgres::PostgresStore;
 
-use crate::{end_held, fastrand, hold};
+use crate::{end_held, hold};
 
 const DEADLINE: Duration = Duration::from_millis(500);
 
@@ -86,50 +86,6 @@ async fn a_server_that_stands_still() {
     let Some(mut server) = Postgres::start() else { return };
     // Charges that were sent may be counted when it goes on: of another key.
     survives(&mut server, |server| server.freeze(), |server| server.thaw()).await;
-}
-
-/// Asks every 10 ms for 2 s, and returns when each request began that waited for its deadline.
-async fn begins_of_waits(limiter: &Limiter) -> Vec<Duration> {
-    let start = Instant::now();
-    let mut asked = Vec::new();
-    while start.elapsed() < DEADLINE * 4 {
-        let limiter = limiter.clone();
-        asked.push(tokio::spawn(async move {
-            let begin = start.elapsed();
-            let decision = limiter.check(fastrand(10)).await.expect("memory answers");
-            assert!(decision.is_local());
-            (begin, start.elapsed() - begin)
-        }));
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    let mut waits = Vec::new();
-    for asked in asked {
-        let (begin, took) = asked.await.expect("no panic");
-        waits.extend((took >= DEADLINE).then_some(begin));
-    }
-    waits
-}
-
-/// Those that were asked before it was known wait, and then one at a time.
-#[tokio::test]
-async fn nobody_waits_for_a_server_that_does_not_answer() {
-    let Some(mut server) = Postgres::start() else { return };
-    store(&server).await;
-    // None of its handles is more patient.
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(DEADLINE);
-    let limiter = limiter(&store, 1_000_000);
-    wait_until_counted(&limiter, "before").await;
-    server.freeze();
-    let waits = begins_of_waits(&limiter).await;
-    let later = waits.iter().filter(|begin| **begin > DEADLINE * 3 / 2).count();
-    assert!(later <= 4, "{later} of {}: {waits:?}", waits.len());
-    server.thaw();
-    wait_until_counted(&limiter, "before").await;
-    server.kill();
-    let waits = begins_of_waits(&limiter).await;
-    assert!(waits.len() <= 1, "a connection is refused at once: {waits:?}");
-    server.restart();
-    wait_until_counted(&limiter, "before").await;
 }
 
 #[tokio::test]
