@@ -34,45 +34,8 @@ async fn used(limiter: &Limiter) -> (u64, bool) {
     (decision.used(), decision.is_local())
 }
 
-/// A runtime can't connect if its process has no file descriptors left, for example.
-#[test]
-fn a_runtime_that_can_not_connect_fails_no_request_of_another() {
-    let _alone = ALONE.blocking_lock();
-    let Some(server) = Server::start() else { return };
-    let store = RedisStore::new(server.url()).expect("an address");
-    let store = store.deadline(Duration::from_secs(5));
-    let limiter = Quota::per_day(1_000_000_000).name("runtimes").store(store);
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let ask = || {
-            let mut by = [0, 0];
-            runtime().block_on(async {
-                while !stop.load(Ordering::Relaxed) {
-                    let decision = limiter.check("ann").await.expect("it answers");
-                    by[usize::from(decision.is_local())] += 1;
-                }
-            });
-            by
-        };
-        let first = scope.spawn(ask);
-        let asker = redis::Client::open(server.url()).expect("an address");
-        let mut asker = asker.get_connection().expect("it connects");
-        while !redis::cmd("KEYS")
-            .arg("tfw1:*")
-            .query::<Vec<String>>(&mut asker)
-            .is_ok_and(|keys| keys.len() == 1)
-        {}
-        redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).exec(&mut asker).expect("it can");
-        let second = scope.spawn(ask);
-        std::thread::sleep(Duration::from_secs(1));
-        stop.store(true, Ordering::Relaxed);
-        let [first, second] = [first, second].map(|asked| asked.join().expect("no panic"));
-        assert!(second[1] > 0, "there was no room: {second:?}");
-        assert_eq!(first[1], 0, "{first:?}, beside {second:?}");
-    });
-}
-
-/// The other one is killed, and Redis has no room for it again.
+/// The other one is killed, and Redis has no room for it again: as where a process has no file
+/// descriptors left.
 #[test]
 fn a_runtime_that_loses_its_connection_fails_no_request_of_another() {
     let _alone = ALONE.blocking_lock();
