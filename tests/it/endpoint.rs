@@ -16,8 +16,8 @@ use tower_fixed_window::{
 
 use crate::client_libraries::{hello, serve_hyper};
 use crate::support::{
-    ANSWERS, FarStore, Mood, TestStore, client, everyone, get, inner, layered, named, per_minute,
-    serve,
+    ANSWERS, FarStore, Mood, TestStore, User, client, everyone, get, inner, layered, named,
+    per_minute, serve,
 };
 
 /// Status and body.
@@ -222,14 +222,6 @@ async fn a_request_without_a_key_gets_a_400_or_500() {
     let by_key = layered(everyone(5).name("api").key(header("x-api-key")), Mood::Now);
     let told = ask(&RateLimitEndpoint::new([&by_key]), get("/")).await;
     assert_eq!(told, (StatusCode::BAD_REQUEST, r#"{"message":"Bad Request"}"#.to_owned()));
-
-    #[derive(Clone)]
-    struct User;
-    impl From<&User> for tower_fixed_window::Key {
-        fn from(_: &User) -> Self {
-            Self::global()
-        }
-    }
     let by_user = layered(everyone(5).name("api").key(extension::<User>()), Mood::Now);
     let (status, _) = ask(&RateLimitEndpoint::new([&by_user]), get("/")).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);

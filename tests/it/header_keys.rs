@@ -10,7 +10,7 @@ use tower_fixed_window::key::{client_ip, extension, header, key_fn, matched_path
 use tower_fixed_window::{FixedWindow, FixedWindowLayer, Key, KeyExtractor, MissingKey, Quota};
 
 use crate::client_ip::request;
-use crate::support::{Mood, inner, limit_headers, per_minute};
+use crate::support::{Mood, User, inner, limit_headers, per_minute};
 
 fn key(extractor: &impl KeyExtractor, lines: &[(&str, &[u8])]) -> Result<Key, MissingKey> {
     let mut key = Key::default();
@@ -52,15 +52,6 @@ impl KeyExtractor for Tenant {
         let tenant = value.to_str().ok().and_then(|text| text.parse::<u64>().ok());
         key.append(&Key::from(tenant.ok_or(MissingKey::unusable("a tenant that is no number"))?));
         Ok(())
-    }
-}
-
-#[derive(Clone)]
-struct User(u64);
-
-impl From<&User> for Key {
-    fn from(user: &User) -> Self {
-        Key::from(user.0)
     }
 }
 

@@ -25,7 +25,8 @@ use tower_http::cors::CorsLayer;
 use tower_http::trace::TraceLayer;
 
 use crate::support::{
-    Mood, everyone, get, layered, limit_headers, limiter_of, named, paused_clock, per_minute, used,
+    Mood, User, everyone, get, layered, limit_headers, limiter_of, named, paused_clock, per_minute,
+    used,
 };
 
 fn app() -> Router {
@@ -253,15 +254,6 @@ async fn without_load_shed_a_refusal_waits_for_a_concurrency_permit() {
     sleep(Duration::from_secs(1)).await;
     assert_eq!(outcome(service, "bob").await, (Ok(429), 9), "as late as if it were served");
     assert_eq!(served.await.expect("no panic"), (Ok(200), 10));
-}
-
-#[derive(Clone)]
-struct User(u64);
-
-impl From<&User> for Key {
-    fn from(user: &User) -> Self {
-        Self::from(user.0)
-    }
 }
 
 /// Knows two tokens.

@@ -12,18 +12,9 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
 use tower_fixed_window::{GitHubBody, Key, KeyExtractor, Limit, MissingKey, Quota};
 
-use crate::support::{CASES, Case, Log, Mood, get, inner, layered, limit_headers, used};
+use crate::support::{CASES, Case, Log, Mood, User, get, inner, layered, limit_headers, used};
 
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 4711);
-
-#[derive(Clone)]
-struct User(u64);
-
-impl From<&User> for Key {
-    fn from(user: &User) -> Self {
-        Key::from(user.0)
-    }
-}
 
 /// The answer to a request under a limit of 1, and whether it reached the service.
 async fn ask(

@@ -9,16 +9,7 @@ use tower_fixed_window::{
     EmptyBody, FixedWindowLayer, GitHubBody, Grpc, Headers, Key, OnStoreFailure, Quota, Reject,
 };
 
-use crate::support::{Mood, TestStore};
-
-#[derive(Clone)]
-struct User;
-
-impl From<&User> for Key {
-    fn from(_: &User) -> Self {
-        Key::from("user")
-    }
-}
+use crate::support::{Mood, TestStore, User};
 
 /// The last response to so many requests, compared with its description.
 async fn compare<J: Reject<Body> + Send + Sync + 'static>(

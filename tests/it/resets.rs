@@ -17,7 +17,7 @@ use tower_fixed_window::{
     Quotas, StoreError,
 };
 
-use crate::support::{Mood, NOW_MS, TestStore, everyone, get, limiter_of};
+use crate::support::{Mood, NOW_MS, TestStore, User, everyone, get, limiter_of};
 
 const FREE: Quota = Quota::per_minute(1);
 
@@ -36,17 +36,6 @@ fn app(layer: &FixedWindowLayer) -> Router {
     Router::new().fallback(any(async || "hello")).layer(layer.clone())
 }
 
-#[derive(Clone)]
-struct User {
-    id: u64,
-}
-
-impl From<&User> for Key {
-    fn from(user: &User) -> Self {
-        Self::from(user.id)
-    }
-}
-
 /// The key of the header, as the layer has it.
 fn alice() -> Key {
     Key::secret("alice")
@@ -60,7 +49,7 @@ fn a_peek_finds_a_key_that_is_written_as_the_extractor_writes_it_and_no_other() 
         let limiter = Quota::per_day(10).key(extractor).store(store);
         let request = http::Request::get("/")
             .extension(PeerAddr(([192, 0, 2, 1], 4711).into()))
-            .extension(User { id: 7 })
+            .extension(User(7))
             .header("x-api-key", "alice");
         assert_eq!(ask(&FixedWindowLayer::new(&limiter), request).status(), 200);
         block_on(limiter.peek(key)).expect("memory").used()

@@ -240,6 +240,16 @@ pub(crate) fn get(path: &str) -> Request<Body> {
     Request::get(path).body(Body::empty()).expect("a path")
 }
 
+/// A user by number, as an app's authentication puts it into the extensions.
+#[derive(Clone)]
+pub(crate) struct User(pub(crate) u64);
+
+impl From<&User> for Key {
+    fn from(user: &User) -> Self {
+        Key::from(user.0)
+    }
+}
+
 /// Answers with an empty response.
 pub(crate) async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::empty()))
