@@ -171,7 +171,7 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
-    /// Returns this store with a deadline, if it ends each call by itself, as a store must whose
+    /// Returns this store with a deadline, if the store itself ends each call, as it must if
     /// callers share calls: [`Remote`] then sets no timer. The default is `None`.
     fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
         let _ = deadline;

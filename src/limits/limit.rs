@@ -153,6 +153,7 @@ impl Limit {
     /// example.
     #[doc(alias = "true_cost")]
     #[doc(alias = "actual cost")]
+    #[doc(alias = "response cost")]
     pub fn settled(mut self) -> Self {
         self.settled = true;
         self

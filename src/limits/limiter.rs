@@ -181,8 +181,8 @@ impl Limiter {
     ///
     /// The callers that become ready in one window have taken at most its limit, plus the part of
     /// one charge that earlier windows cover. With several quotas, a reservation is refused if one
-    /// quota would let it run only after the window in which another quota counts it. Once tokens
-    /// of later windows are taken, those of earlier ones can't be refunded ([S13], [S14]).
+    /// quota lets it run only when the window in which another counts it is over. Once tokens of
+    /// later windows are taken, those of earlier ones can't be refunded ([S13], [S14]).
     ///
     /// [S13]:
     ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s13

@@ -342,7 +342,7 @@ impl<J> FixedWindowLayer<J> {
     /// Returns the names of the headers that the layer writes, for a CORS layer to expose to
     /// scripts on a page. With tower-http: `cors.expose_headers(layer.header_names())`.
     ///
-    /// [The guide](crate::guide::ordering#headers-for-scripts-on-a-page) tells where that layer is.
+    /// [The guide](crate::guide::ordering#headers-for-scripts-on-a-page) says where to put it.
     pub fn header_names(&self) -> Vec<HeaderName>
     where
         J: 'static,

@@ -18,6 +18,7 @@ mod equal_charges;
 mod failover;
 mod garbage;
 mod gathered_calls;
+mod handles;
 mod idle_connections;
 mod latency;
 mod lost_expiries;
