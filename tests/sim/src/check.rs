@@ -416,7 +416,8 @@ impl<'a> Check<'a> {
                     Kind::Poisoned if started => find("one key", how),
                     Kind::Cut if started && !self.was_cut(request) => find("cut", how),
                     Kind::Stormy if is_cluster => {}
-                    Kind::Stormy | Kind::Shard if request.asked >= self.settled => {
+                    Kind::Stormy if request.asked >= self.settled => find("joined", how),
+                    Kind::Shard if request.asked >= self.settled && !self.is_tried(request) => {
                         find("joined", how)
                     }
                     Kind::Shard if started && self.is_elsewhere(request) => find("shard", how),
@@ -524,7 +525,9 @@ impl<'a> Check<'a> {
         }
         // For each count, by the start of the window: what was let pass and not returned, and what runs there.
         let has_more = |quotas: &Quotas| {
-            quotas.into_iter().any(|quota| quota.capacity() > quota.limit() || quota.max_reserved() > 0)
+            quotas
+                .into_iter()
+                .any(|quota| quota.capacity() > quota.limit() || quota.max_reserved() > 0)
         };
         let plan = self.plan.limits.iter();
         if !plan.flat_map(|limit| [Some(limit.quotas), limit.plan]).flatten().any(|q| has_more(&q))
@@ -742,6 +745,19 @@ impl<'a> Check<'a> {
         })
     }
 
+    /// Whether the node's first call to the shard that was lost was under way when this request was
+    /// decided. A shard that nobody asks for stays lost until then.
+    fn is_tried(&self, request: &Request<'_>) -> bool {
+        let decided = request.decided.map_or(request.asked, |(at, _)| at);
+        let is_first = |first: &Request<'_>| {
+            first.node == request.node
+                && (self.settled..=request.asked).contains(&first.asked)
+                && first.decided.is_some_and(|(at, of)| at > decided && !of.is_local())
+                && !self.is_elsewhere(first)
+        };
+        !self.is_elsewhere(request) && self.requests.values().any(is_first)
+    }
+
     /// Until when a request may change counts.
     fn changes_until(&self, request: &Request<'_>) -> i64 {
         let last = request.ended.max(request.returned).unwrap_or(i64::MAX);
@@ -816,6 +832,17 @@ impl<'a> Check<'a> {
     /// of a charge pass, or none.
     fn causes(&mut self) {
         let mut found = Vec::new();
+        // What passes and comes back within one call is in no state that the server writes.
+        let mut most = BTreeMap::new();
+        for request in self.requests.values() {
+            for Part { line, name, decision, .. } in request.passed(self.plan) {
+                let windows = windows(self.plan, line, &decision).into_iter();
+                for ((field, start, _), usage) in windows.zip(decision.usage()) {
+                    let most = most.entry((name.to_owned(), field, start)).or_insert(0);
+                    *most = usage.used().max(*most);
+                }
+            }
+        }
         for (id, request) in &self.requests {
             let Some((at, decision)) = request.decided else { continue };
             let parts = request.parts(self.plan);
@@ -841,6 +868,7 @@ impl<'a> Check<'a> {
                 let windows = quotas.zip(windows(self.plan, line, decision));
                 let is_full = |(quota, (field, start, length)): (&Quota, (String, i64, i64))| {
                     let limit = quota.limit() as i64;
+                    let passed = most.get(&(name.to_string(), field.clone(), start));
                     // True costs may have taken more than a limit (S15), and more than one window's.
                     let left = |((_, from), (used, _)): (&Window, &(i64, i64))| {
                         used - (start - from).max(0) / length * limit
@@ -852,6 +880,7 @@ impl<'a> Check<'a> {
                         peaks.range((field.clone(), 0)..=(field.clone(), last)).rev()
                     });
                     line.cost as i64 > limit
+                        || passed.is_some_and(|used| used + line.cost > quota.limit())
                         || peaks.map(left).any(|used| used + line.cost as i64 > limit)
                 };
                 // Its quotas may also cover it in windows that don't agree (S13).
