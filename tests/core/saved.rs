@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
+use tower_fixed_window::testing::block_on;
 use tower_fixed_window::{Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas};
 
 use crate::answer;
@@ -336,6 +337,20 @@ fn settings_that_make_no_sense_are_errors() {
     assert!(error.to_string().contains("no such folder"), "{error}");
     let error = MemoryStore::open("..", Duration::from_secs(1)).expect_err("a folder");
     assert!(!error.to_string().is_empty());
+}
+
+/// What was counted before is not in the file, so nothing of it comes back.
+#[test]
+fn receipts_from_before_a_store_has_its_file_are_another_stores() {
+    let folder = TempDir::new().expect("a directory");
+    let store = MemoryStore::new();
+    let limit = || Quota::per_day(5).name("api");
+    let receipt = answer(limit().store(store.clone()).charge("ann", 5)).expect("it passes");
+    let store = store.saved_to(folder.path().join("counts"), Duration::MAX).expect("a new file");
+    let limiter = limit().store(store);
+    assert!(answer(limiter.charge("ann", 5)).is_ok());
+    assert!(block_on(limiter.refund(receipt)).is_err());
+    assert!(answer(limiter.charge("ann", 1)).is_err());
 }
 
 #[test]

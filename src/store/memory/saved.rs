@@ -20,6 +20,7 @@ use super::super::sharded::seeds::Seeds;
 use super::format::{self, Saved};
 use super::{Memory, MemoryStore};
 use crate::observe::{self, Saves};
+use crate::sync::unique_number;
 
 fn load(file: &LockedFile, memory: &Memory) -> io::Result<Option<Saved>> {
     let Some(bytes) = file.read()? else { return Ok(None) };
@@ -101,14 +102,16 @@ impl MemoryStore {
             }
             found => found?,
         };
+        // Receipts of what was counted before are another store's.
+        let number = unique_number();
         let (memory, seeds) = match found {
             Some(Saved { shards, buckets, counters, windows, seeds, .. }) => {
-                (Memory { shards, buckets, counters, windows, ..memory }, seeds)
+                (Memory { number, shards, buckets, counters, windows, ..memory }, seeds)
             }
             None => {
                 let seeds = Seeds::random();
                 let shards = Sharded::seeded(memory.shards.count, seeds);
-                (Memory { shards, ..memory }, seeds)
+                (Memory { number, shards, ..memory }, seeds)
             }
         };
         let mut store = Self::of(memory);
