@@ -59,11 +59,12 @@ BEGIN
     ) t ON true;
 END $$;
 
--- Writes rows that are as they were read, and returns the places of those that were written, then
--- how many more tokens of each had been taken: of an old row, the fifth number is how many may be.
--- A row that was none was read with an end below zero. Rows of a group are written together or not
--- at all, others each by itself. The array of groups ends with the last one. Arrays are read by
--- place, as each argument of unnest() would be a table of its own.
+-- Writes rows that are as they were read, or of which others have only taken more tokens since, at
+-- most as many as the fifth number of the old row says. Returns the places of the rows that were
+-- written, and then how many more tokens of each others had taken. A row that was none was read
+-- with an end below zero. Rows of a group are written together or not at all, others each by
+-- itself. The array of groups ends with the last one. Arrays are read by place, as each argument of
+-- unnest() would be a table of its own.
 --
 -- The rows of groups are locked first. One that another node writes at this moment is skipped, and
 -- its group is not written: nobody waits for a lock with another one in his hands. The others are

@@ -246,8 +246,8 @@ impl<J> FixedWindowLayer<J> {
     /// A waiting request takes no tokens, and no place in the inner service. The first in the queue
     /// is charged, for all limits or none, when its window begins and the service is ready, so
     /// never more than the limit passes. The queue looks for refunds, resets and raised limits
-    /// after a second, then at intervals that double. [S13] has all rules, such as
-    /// those for costs.
+    /// after a second, then at intervals that double. [S13] has all rules,
+    /// such as those for costs.
     ///
     /// For a graceful shutdown, call [`close_queue`](Self::close_queue), which ends all waiting.
     ///

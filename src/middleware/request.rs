@@ -145,7 +145,6 @@ impl LimitedRequest {
         mem::forget(mem::replace(&mut self.decided, decided));
     }
 
-    /// A charge is taken from here before it is corrected: if that panics, it is not made twice.
     /// The request may have waited in the queue since it `arrived`.
     #[inline(always)]
     fn begin(&mut self, parts: &Parts, arrived: Option<Instant>) -> Next {
@@ -518,6 +517,7 @@ impl LimitedRequest {
         // it was not taken.
         self.awaits_response = false;
         self.aside().iter().for_each(|(_, aside)| aside.correct(actual, &self.current.limits));
+        // Taken before it is corrected: if that panics, it is not made twice.
         if let Decided::Charged(decision) = mem::replace(&mut self.decided, Decided::Not) {
             let (settled, corrected) =
                 actual.correct(&self.receipt(decision), &self.current.limits);

@@ -249,8 +249,6 @@ impl<'a> Charge<'a> {
         (decision, writes.into_iter().zip(self.lines()).flat_map(used).collect())
     }
 
-    /// `N` is the maximal number of quotas: most charges have one, and the compiler then leaves out
-    /// all code for more.
     /// `shared` has a bit for each quota whose count other keys share.
     pub(super) fn with_windows<'w>(
         &self,

@@ -161,10 +161,11 @@ pub struct Write {
     pub had: Option<State>,
     /// The new state.
     pub state: State,
-    /// How many tokens others may take between the read and the write. If it is above 0, the counter
-    /// is alone in its group, and its charges pass as well if [`State::used`] is greater by at most
-    /// this, as long as nothing else has changed: a table may add the difference to what is there,
-    /// so that nodes rarely decide again about a counter that all of them charge. Or ignore it.
+    /// How many tokens others may have taken between the read and the write, so that the charges
+    /// still pass. A table may ignore it, and refuse the write if anything has changed. Or, if only
+    /// [`State::used`] is greater, and by at most this, it may add to what is there what the write
+    /// adds to what was read: then nodes rarely decide again about a counter that all of them
+    /// charge. Above 0 only if the counter is alone in its group.
     pub room: u64,
 }
 
