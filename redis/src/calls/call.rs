@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::link::{Connection, Links, is_from_replica};
@@ -86,7 +86,7 @@ async fn send_and_resend(
     patience: Duration,
 ) -> RedisResult<(Vec<Answered>, Option<Duration>)> {
     let key = batch.first().map(|waiting| waiting.asked[0].key.clone()).unwrap_or_default();
-    let (mut missing, mut redirections) = (None, 0);
+    let (mut brings_script, mut redirections) = (false, 0);
     loop {
         let next = match over.take() {
             Some(connection) => connection,
@@ -102,13 +102,9 @@ async fn send_and_resend(
             waiting.send_answer(Err(error));
         });
         if batch.is_empty() {
-            // Or callers who never wait for two round trips would never load the script.
-            if let Some(loads) = missing {
-                let _ = connection.send(&loads).await;
-            }
             return Ok((Vec::new(), None));
         }
-        let (answers, loads) = ask(connection, batch, missing.is_some()).await;
+        let answers = ask(connection, batch, brings_script).await;
         let by_replica = match &answers {
             // A replica answers questions that write nothing.
             Ok(answers) => answers.iter().any(|of| of.as_ref().is_err_and(is_from_replica)),
@@ -132,18 +128,17 @@ async fn send_and_resend(
         }
         match answers {
             // Behind a proxy, another server may have it, so the charge is sent with the script.
-            Err(_) if loads.is_some() && missing.is_none() => missing = loads,
+            Err(error) if error.kind() == MISSING_SCRIPT && !brings_script => brings_script = true,
             answers => return answers.map(|answers| (answers, Some(now.elapsed()))),
         }
     }
 }
 
-/// Also returns what loads the script, if it is missing.
 async fn ask(
     connection: &mut Connection,
     batch: &[QueuedQuestion],
     brings_script: bool,
-) -> (RedisResult<Vec<Answered>>, Option<Cmd>) {
+) -> RedisResult<Vec<Answered>> {
     let call = MergedCall::new(batch.iter().map(|waiting| &waiting.asked[..]));
     let brings_script = brings_script || connection.health.brings_script();
     let answer = connection.send(&call.to_cmd(brings_script)).await;
@@ -152,5 +147,5 @@ async fn ask(
     if !brings_script && (is_missing || answers.is_ok()) {
         connection.health.note_script(is_missing);
     }
-    (answers, is_missing.then(|| call.to_loading_cmd()))
+    answers
 }

@@ -115,13 +115,6 @@ impl<'a> MergedCall<'a> {
         cmd
     }
 
-    /// Brings the script without the questions: it fails before it has done anything, and is kept.
-    /// Its key says which server keeps it.
-    pub(in super::super) fn to_loading_cmd(&self) -> Cmd {
-        let key = &self.questions[0].commands[0].key;
-        redis::cmd("EVAL").arg(&self.script().code).arg(1).arg(key).take()
-    }
-
     pub(in super::super) fn parse(&self, value: Value) -> RedisResult<Vec<Answered>> {
         let values = match value {
             Value::ServerError(error) => return Err(error.into()),
