@@ -255,6 +255,8 @@ impl<'a> Check<'a> {
                 }
                 for write in writes {
                     self.changed(at, *node, &write.key, &write.before, &write.after);
+                    // What is taken and comes back within one command.
+                    write.between.iter().for_each(|fields| self.rose(at, &write.key, fields));
                 }
                 return;
             }
@@ -270,7 +272,20 @@ impl<'a> Check<'a> {
         request.ended.get_or_insert(at);
     }
 
+    fn rose(&mut self, at: i64, key: &[u8], fields: &Fields) {
+        let Some(line) = self.keys.get(key) else { return };
+        let shift = stagger(self.plan.limits[line.limit].name, &Key::from(&line.key));
+        for (field, value) in fields {
+            let field = String::from_utf8_lossy(field).into_owned();
+            let Some((start, used)) = count(&field, value, shift) else { continue };
+            let peaks = self.peaks.entry(key.to_vec()).or_default();
+            let (peak, _) = peaks.entry((field, start)).or_insert((0, at));
+            *peak = used.max(*peak);
+        }
+    }
+
     fn changed(&mut self, at: i64, node: usize, key: &[u8], before: &Fields, after: &Fields) {
+        self.rose(at, key, after);
         let Some(line) = self.keys.get(key) else { return };
         let name = String::from_utf8_lossy(key).into_owned();
         let shift = stagger(self.plan.limits[line.limit].name, &Key::from(&line.key));
@@ -291,9 +306,6 @@ impl<'a> Check<'a> {
                 _ => before,
             });
             let change = used - carried;
-            let peaks = self.peaks.entry(key.to_vec()).or_default();
-            let (peak, _) = peaks.entry((field.clone(), start)).or_insert((0, at));
-            *peak = used.max(*peak);
             *self.changes.entry((node, name.clone(), (field, start))).or_default() += change;
         }
     }
@@ -832,17 +844,6 @@ impl<'a> Check<'a> {
     /// of a charge pass, or none.
     fn causes(&mut self) {
         let mut found = Vec::new();
-        // What passes and comes back within one call is in no state that the server writes.
-        let mut most = BTreeMap::new();
-        for request in self.requests.values() {
-            for Part { line, name, decision, .. } in request.passed(self.plan) {
-                let windows = windows(self.plan, line, &decision).into_iter();
-                for ((field, start, _), usage) in windows.zip(decision.usage()) {
-                    let most = most.entry((name.to_owned(), field, start)).or_insert(0);
-                    *most = usage.used().max(*most);
-                }
-            }
-        }
         for (id, request) in &self.requests {
             let Some((at, decision)) = request.decided else { continue };
             let parts = request.parts(self.plan);
@@ -868,7 +869,6 @@ impl<'a> Check<'a> {
                 let windows = quotas.zip(windows(self.plan, line, decision));
                 let is_full = |(quota, (field, start, length)): (&Quota, (String, i64, i64))| {
                     let limit = quota.limit() as i64;
-                    let passed = most.get(&(name.to_string(), field.clone(), start));
                     // True costs may have taken more than a limit (S15), and more than one window's.
                     let left = |((_, from), (used, _)): (&Window, &(i64, i64))| {
                         used - (start - from).max(0) / length * limit
@@ -880,7 +880,6 @@ impl<'a> Check<'a> {
                         peaks.range((field.clone(), 0)..=(field.clone(), last)).rev()
                     });
                     line.cost as i64 > limit
-                        || passed.is_some_and(|used| used + line.cost > quota.limit())
                         || peaks.map(left).any(|used| used + line.cost as i64 > limit)
                 };
                 // Its quotas may also cover it in windows that don't agree (S13).

@@ -89,6 +89,8 @@ pub struct Server {
 pub struct Write {
     pub key: Vec<u8>,
     pub before: Arc<Fields>,
+    /// What a script has written and changed again.
+    pub between: Vec<Arc<Fields>>,
     pub after: Arc<Fields>,
 }
 
@@ -97,8 +99,8 @@ struct Db {
     data: Data,
     micros: i64,
     replica: bool,
-    /// Written by the command under way: how it was before.
-    written: BTreeMap<Vec<u8>, Arc<Fields>>,
+    /// Written by the command under way: how it was before each write.
+    written: BTreeMap<Vec<u8>, Vec<Arc<Fields>>>,
 }
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
@@ -115,8 +117,12 @@ impl Server {
         };
         let written = mem::take(&mut self.db.written).into_iter();
         let after = |key: &[u8]| self.db.data.fields(key).cloned().unwrap_or_default();
-        let writes = written.map(|(key, before)| Write { after: after(&key), key, before });
-        (reply, writes.collect())
+        let write = |(key, mut states): (Vec<u8>, Vec<_>)| {
+            let between = states.split_off(1);
+            let before = states.remove(0);
+            Write { after: after(&key), key, before, between }
+        };
+        (reply, written.map(write).collect())
     }
 
     pub fn data(&self) -> &Data {
@@ -319,10 +325,8 @@ impl Db {
     /// Remembers how a key was before it is written.
     fn note(&mut self, key: &[u8]) {
         let _ = self.entry(key);
-        if !self.written.contains_key(key) {
-            let fields = self.data.fields(key).cloned().unwrap_or_default();
-            self.written.insert(key.to_vec(), fields);
-        }
+        let fields = self.data.fields(key).cloned().unwrap_or_default();
+        self.written.entry(key.to_vec()).or_default().push(fields);
     }
 
     fn remove(&mut self, key: &[u8]) -> bool {
