@@ -42,7 +42,7 @@ impl Counters for Table {
         Ok((NOW, states.await))
     }
 
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<(u64, Vec<Option<u64>>), StoreError> {
         let written = self.call(|rows| {
             let swap = |group: &Vec<Write>| {
                 let swaps = group.iter().all(|row| rows.get(&row.counter).copied() == row.had);
@@ -56,7 +56,7 @@ impl Counters for Table {
         let written = written.await;
         let changed = written.iter().filter(|written| written.is_none()).count();
         self.changed.fetch_add(changed as u64, Ordering::Relaxed);
-        Ok(written)
+        Ok((NOW, written))
     }
 
     async fn reset(&self, _: &str, _: &Key) -> Result<(), StoreError> {

@@ -59,10 +59,10 @@ BEGIN
     ) t ON true;
 END $$;
 
--- Writes rows that are as they were read, or of which others have only taken more tokens since, at
--- most as many as the fifth number of the old row says. Returns the places of the rows that were
--- written, and then how many more tokens of each others had taken. A row that was none was read
--- with an end below zero. Rows of a group are written together or not at all, others each by
+-- Writes rows that are as they were known, or of which others have only taken more tokens since, at
+-- most as many as the fifth number of the old row says. Returns the server's time, the places of the
+-- rows that were written, and then how many more tokens of each others had taken. A row that was
+-- none has an end below zero. Rows of a group are written together or not at all, others each by
 -- itself. The array of groups ends with the last one. Arrays are read by place, as each argument of
 -- unnest() would be a table of its own.
 --
@@ -123,7 +123,8 @@ BEGIN
             END
         RETURNING t.place, t.used - news[4 * t.place - 1] AS more
     )
-    SELECT array_agg(w.place::bigint) || array_agg(w.more) INTO written FROM w WHERE w.place > 0;
+    SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        || array_agg(w.place::bigint) || array_agg(w.more) INTO written FROM w WHERE w.place > 0;
 END $$;
 
 -- What waits for a lock is not done later, when nobody expects it.

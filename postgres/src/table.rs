@@ -50,14 +50,15 @@ impl Table {
         format!("{:?}", (&self.link.server, addresses, database, &self.of, path))
     }
 
-    /// As often as it is due, while counters are used. Nobody waits for it. A test's clock may step
-    /// back to before the end of what would be deleted.
-    fn delete_ended(&self, now: u64) {
-        let mut deletion = lock(&self.deletion);
+    /// The time of an answer. As often as it is due, what has ended before is deleted, and nobody
+    /// waits for it. A test's clock may step back to before the end of what would be deleted.
+    fn time(&self, of_server: i64) -> u64 {
+        let (now, mut deletion) = (of_server.max(0) as u64, lock(&self.deletion));
         if self.clock.is_none() && deletion.0.is_none_or(|due| due <= Instant::now()) {
             deletion.0 = Some(Instant::now() + AFTER_FAILURE);
             tokio::spawn(self.clone().delete_ended_before(now.saturating_sub(KEPT)));
         }
+        self.clock.as_ref().map_or(now, |clock| clock.now_ms())
     }
 
     /// While a transaction stays open elsewhere, the index keeps each row that was deleted, so this
@@ -116,7 +117,7 @@ impl Counters for Table {
         let names = Names::of(counters.iter());
         let row = self.read_row(&names).await?;
         let row = row.first();
-        let now = column::<i64>(row, 0)?.max(0) as u64;
+        let now = self.time(column(row, 0)?);
         let column = |place| column::<Vec<Option<i64>>>(row, place);
         let columns = [column(1)?, column(2)?, column(3)?, column(4)?];
         let state = |place: usize| {
@@ -127,12 +128,10 @@ impl Counters for Table {
             Some(state)
         };
         let states = (0..counters.len()).map(state).collect();
-        let now = self.clock.as_ref().map_or(now, |clock| clock.now_ms());
-        self.delete_ended(now);
         Ok((now, states))
     }
 
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<(u64, Vec<Option<u64>>), StoreError> {
         let rows = groups.iter().enumerate();
         let rows = rows.flat_map(|(of, group)| group.iter().map(move |write| (of, write)));
         let mut rows: Vec<_> = rows.collect();
@@ -142,21 +141,21 @@ impl Counters for Table {
             Err(failure) if failure.is_locked() => self.swap(&rows, |_| true).await,
             answer => answer,
         };
-        let written: Option<Vec<i64>> = match answer {
+        let written: Vec<i64> = match answer {
             // Nothing was written, and it is decided anew.
-            Err(failure) if failure.is_conflict() || failure.is_locked() => None,
-            // The places of the rows that were written, and what others had taken of each.
+            Err(failure) if failure.is_conflict() || failure.is_locked() => Vec::new(),
+            // The time, the places of the rows that were written, and what others had taken of each.
             answer => column(answer?.first(), 0)?,
         };
-        let (places, more) =
-            written.as_deref().map(|all| all.split_at(all.len() / 2)).unwrap_or_default();
-        let mut written = vec![None; groups.len()];
+        let mut done = vec![None; groups.len()];
+        let Some((now, written)) = written.split_first() else { return Ok((0, done)) };
+        let (places, more) = written.split_at(written.len() / 2);
         for (place, more) in places.iter().zip(more) {
             if let Some((of, _)) = rows.get(*place as usize - 1) {
-                written[*of] = Some(*more as u64);
+                done[*of] = Some(*more as u64);
             }
         }
-        Ok(written)
+        Ok((self.time(*now), done))
     }
 
     async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {

@@ -1,13 +1,16 @@
 //! A database that reads and writes counters and decides nothing, as a store: [`Shared`].
 
+use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
+
+use foldhash::quality::RandomState;
 
 use super::Store;
 use super::account::Scope;
@@ -19,7 +22,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::Quota;
-use crate::sync::Instant;
+use crate::sync::{self, Instant};
 use crate::window::State;
 
 mod gather;
@@ -31,6 +34,11 @@ use step::{Asked, DecidedStep, Step};
 /// How often a charge is decided. Of those that meet at a counter one is written each time, so more
 /// tries than nodes are needed only where a store never finds what it has read.
 const TRIES: usize = 100;
+/// States that are remembered, at most.
+const KNOWN: usize = 16_384;
+/// How long after its last answer the table is taken to be there. A charge is not sent over a
+/// connection that has been idle for longer, but a read.
+const FRESH: Duration = Duration::from_millis(10);
 
 /// A table of counters in a database. [`Shared`] makes a [`Store`] of it and makes the decisions:
 /// it needs two statements for any number of charges.
@@ -38,10 +46,10 @@ const TRIES: usize = 100;
 /// A row is a [`CounterId`] and its [`State`]. The contract is short:
 ///
 /// 1. [`read`](Self::read) returns each row as it is, even one that has ended.
-/// 2. [`write`](Self::write) writes a group only if all of its counters are as they were read. That
+/// 2. [`write`](Self::write) writes a group only if all of its counters are as they were known. That
 ///    is atomic over the nodes. No lock and no transaction is open between the two. A table may also
 ///    add to what others have charged meanwhile, if there is [room](Write::room).
-/// 3. The time is the server's, not the node's.
+/// 3. Both return the time, which is the server's, not the node's.
 /// 4. A row may be deleted a while after [`State::until`], not before: a minute, or as long as a
 ///    node may stand still between its read and its write.
 ///
@@ -67,7 +75,9 @@ const TRIES: usize = 100;
 ///         Ok((now(), counters.iter().map(|counter| rows.get(counter).copied()).collect()))
 ///     }
 ///
-///     async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
+///     async fn write(&self, groups: &[Vec<Write>])
+///         -> Result<(u64, Vec<Option<u64>>), StoreError>
+///     {
 ///         let mut rows = self.0.lock().unwrap();
 ///         let mut swap = |group: &Vec<Write>| {
 ///             let is_unchanged = |w: &Write| rows.get(&w.counter).copied() == w.had;
@@ -77,7 +87,7 @@ const TRIES: usize = 100;
 ///             }
 ///             unchanged.then_some(0)
 ///         };
-///         Ok(groups.iter().map(|group| swap(group)).collect())
+///         Ok((now(), groups.iter().map(|group| swap(group)).collect()))
 ///     }
 ///
 ///     async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
@@ -108,9 +118,10 @@ pub trait Counters: Send + Sync + 'static {
         counters: &[CounterId],
     ) -> impl Future<Output = Result<(u64, Vec<Option<State>>), StoreError>> + Send;
 
-    /// Writes each group if all of its counters are as they were [read](Write::had), otherwise
-    /// nothing of the group. Returns for each group, in order, `None` if it was not written, or how
-    /// many more tokens than were read had been taken: 0, unless the table uses [`Write::room`].
+    /// Writes each group if all of its counters are as they [were known](Write::had), otherwise
+    /// nothing of the group. Returns the server's time, taken after the call has come, and for each
+    /// group, in order, `None` if it was not written, or how many more tokens than were known had
+    /// been taken: 0, unless the table uses [`Write::room`].
     ///
     /// Most groups have one counter, and no counter is in two groups. If a table waits for locks,
     /// let it lock all rows in their order, so that no two nodes wait for each other. It may refuse
@@ -119,7 +130,7 @@ pub trait Counters: Send + Sync + 'static {
     fn write(
         &self,
         groups: &[Vec<Write>],
-    ) -> impl Future<Output = Result<Vec<Option<u64>>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<(u64, Vec<Option<u64>>), StoreError>> + Send;
 
     /// Deletes all counters of a key of a scope, whatever their quotas.
     fn reset(&self, scope: &str, key: &Key) -> impl Future<Output = Result<(), StoreError>> + Send;
@@ -148,7 +159,7 @@ pub struct CounterId {
     pub window: Arc<str>,
 }
 
-/// A row for [`Counters::write`] to write, if it is still as it was read.
+/// A row for [`Counters::write`] to write, if it is still as it was known.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Write {
@@ -156,21 +167,22 @@ pub struct Write {
     pub counter: CounterId,
     /// The quota of the last charge, for columns that people read, such as the limit.
     pub quota: Quota,
-    /// The row as it was read. The row must still be equal in all columns, or absent if this is
-    /// `None`.
+    /// The row as this node last read or wrote it. The row must still be equal in all columns, or
+    /// absent if this is `None`.
     pub had: Option<State>,
     /// The new state.
     pub state: State,
-    /// How many tokens others may have taken between the read and the write, so that the charges
-    /// still pass. A table may ignore it, and refuse the write if anything has changed. Or, if only
+    /// How many tokens others may have taken before the write, so that the charges still pass. A table may ignore it, and refuse the write if anything has changed. Or, if only
     /// [`State::used`] is greater, and by at most this, it may add to what is there what the write
-    /// adds to what was read: then nodes rarely decide again about a counter that all of them
+    /// adds to what was known: then nodes rarely decide again about a counter that all of them
     /// charge. Above 0 only if the counter is alone in its group.
     pub room: u64,
 }
 
 /// The [`Store`] over [`Counters`]: it reads the counters of charges, decides, and writes. If a
-/// counter has changed meanwhile, and has no [room](Write::room), it decides again.
+/// counter has changed meanwhile, and has no [room](Write::room), it decides again. Counters that
+/// were written a moment ago are not read: charges that pass by what was written are written at
+/// once, and count if their window had not ended by then.
 ///
 /// Charges and corrections that wait at the same time share calls, up to 128 counters in each, and
 /// those of one counter share one write. The distance to the database limits the number of calls in
@@ -189,14 +201,23 @@ struct AnyTable {
     /// The server's time less the system's, as it was last read.
     ahead: AtomicI64,
     hasher: RandomState,
+    known: Mutex<Known>,
+}
+
+/// Counters as they were left by a call, by their numbers. They may have changed since.
+#[derive(Default)]
+struct Known {
+    states: HashMap<u64, State, RandomState>,
+    /// The table's last answer.
+    answered: Option<Instant>,
 }
 
 impl Shared {
     /// Makes a store from a table of counters: [`Counters`] has an example.
     pub fn around(counters: impl Counters) -> Self {
         let counters = Box::new(counters);
-        let (ahead, hasher) = (AtomicI64::new(0), RandomState::new());
-        let calls = Arc::new(SharedCalls::new(AnyTable { counters, ahead, hasher }));
+        let (ahead, hasher, known) = Default::default();
+        let calls = Arc::new(SharedCalls::new(AnyTable { counters, ahead, hasher, known }));
         Self { calls, deadline: Duration::MAX }
     }
 
@@ -213,10 +234,12 @@ impl Shared {
 /// `Counters`, of any type.
 trait AnyCounters: Send + Sync {
     fn read<'a>(&'a self, counters: &'a [CounterId]) -> Called<'a, (u64, Vec<Option<State>>)>;
-    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Vec<Option<u64>>>;
+    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Written>;
     fn reset<'a>(&'a self, scope: &'a str, key: &'a Key) -> Called<'a, ()>;
 }
 
+/// The server's time, and of each group what [`Counters::write`] says.
+type Written = (u64, Vec<Option<u64>>);
 type Called<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 impl<C: Counters> AnyCounters for C {
@@ -224,7 +247,7 @@ impl<C: Counters> AnyCounters for C {
         Box::pin(Counters::read(self, counters))
     }
 
-    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Vec<Option<u64>>> {
+    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Written> {
         Box::pin(Counters::write(self, groups))
     }
 
@@ -239,19 +262,57 @@ impl AnyTable {
         if had.len() != counters.len() {
             return Err(StoreError::new("the table has not read the counters that it should"));
         }
-        self.ahead.store((now as i64).saturating_sub(SystemClock.now_ms() as i64), Relaxed);
+        self.note_answer(now);
         Ok((now, had))
     }
 
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<Written, StoreError> {
         if groups.is_empty() {
-            return Ok(Vec::new());
+            return Ok((self.now_ms(), Vec::new()));
         }
-        let written = self.counters.write(groups).await?;
+        let (now, written) = self.counters.write(groups).await?;
         if written.len() != groups.len() {
             return Err(StoreError::new("the table has not said for each group if it was written"));
         }
-        Ok(written)
+        if written.iter().any(Option::is_some) {
+            self.note_answer(now);
+        }
+        Ok((now, written))
+    }
+
+    fn note_answer(&self, now: u64) {
+        self.ahead.store((now as i64).saturating_sub(SystemClock.now_ms() as i64), Relaxed);
+        sync::lock(&self.known).answered = Some(Instant::now());
+    }
+
+    fn now_ms(&self) -> u64 {
+        SystemClock.now_ms().saturating_add_signed(self.ahead.load(Relaxed))
+    }
+
+    /// What the counters of simple charges were a moment ago, if that is known of all.
+    ///
+    /// An old state does no harm, nor does that of another counter of the same number: a write says
+    /// what it was decided by, and happens only if it may.
+    fn recall(&self, batch: &[WaitingQuestion], step: &Step) -> Option<Vec<Option<State>>> {
+        let known = sync::lock(&self.known);
+        known.answered.filter(|answered| answered.elapsed() < FRESH)?;
+        let number = |of: &WaitingQuestion| of.simple_number().filter(|_| of.tries == 0);
+        let states = batch.iter().map(|of| known.states.get(&number(of)?).copied());
+        Some(step.by_counter(states.collect::<Option<Vec<_>>>()?))
+    }
+
+    fn remember(&self, batch: &[WaitingQuestion], decided: &DecidedStep, written: &[Option<u64>]) {
+        let mut known = sync::lock(&self.known);
+        if known.states.len() >= KNOWN {
+            known.states.clear();
+        }
+        for (waiting, (group, _)) in batch.iter().zip(&decided.answers) {
+            let (Some(number), Some(group)) = (waiting.simple_number(), *group) else { continue };
+            match (&decided.groups[group][..], written[group]) {
+                ([write], Some(more)) => known.states.insert(number, write.state_after(more)),
+                _ => known.states.remove(&number),
+            };
+        }
     }
 }
 
@@ -263,54 +324,77 @@ impl AnyTable {
     /// that have lost before have their counters read again by the call that writes, right behind
     /// the write. If they lose once more, the next write is a round trip earlier than that of a node
     /// that has won and has to read first.
+    ///
+    /// Charges that pass by what their counters were a moment ago are written without a read. That
+    /// the counters have changed, or that their window had ended by the time of the write, shows
+    /// then, and these questions are asked again, with a read.
     async fn decide_and_write(
         &self,
         mut batch: Vec<WaitingQuestion>,
     ) -> (Vec<WaitingQuestion>, Option<Duration>) {
         let mut again = Vec::new();
         let mut step = Step::of(batch.iter().map(|waiting| &waiting.asked));
+        let mut wanted = are_wanted(&batch);
         let started = Instant::now();
-        let read = WaitingQuestion::wait_for(&mut batch, self.read(&step.counters)).await;
-        let (mut now, mut had) = match read {
-            Some(Ok(read)) => read,
-            // Nothing was written, and the others are not of that key.
-            Some(Err(error)) if error.is_of_key() && batch.len() > 1 && !batch[0].is_parted => {
-                batch.iter_mut().for_each(WaitingQuestion::part);
-                return (batch, None);
-            }
-            failed => return (fail(batch, failed, again), None),
+        let known = self.recall(&batch, &step).and_then(|had| {
+            let now = self.now_ms();
+            let decided = step.decide(asked_of(&batch, &wanted), now, &had);
+            (0..batch.len()).all(|nth| step.passes(&decided, nth)).then_some((now, had, decided))
+        });
+        let mut is_read = known.is_none();
+        let (mut now, mut had, mut decided) = match known {
+            Some(known) => known,
+            None => match WaitingQuestion::wait_for(&mut batch, self.read(&step.counters)).await {
+                Some(Ok((now, had))) => {
+                    wanted = are_wanted(&batch);
+                    let decided = step.decide(asked_of(&batch, &wanted), now, &had);
+                    (now, had, decided)
+                }
+                // Nothing was written, and the others are not of that key.
+                Some(Err(error)) if error.is_of_key() && batch.len() > 1 && !batch[0].is_parted => {
+                    batch.iter_mut().for_each(WaitingQuestion::part);
+                    return (batch, None);
+                }
+                failed => return (fail(batch, failed, again), None),
+            },
         };
-        let took = started.elapsed();
+        let mut took = is_read.then(|| started.elapsed());
         loop {
-            let at = Instant::now();
-            let wanted: Vec<_> = batch.iter().map(|waiting| waiting.is_wanted(at)).collect();
             let lost = batch.iter().map(|waiting| (1..TRIES).contains(&waiting.tries));
             let lost = step.counters_of(lost);
-            let DecidedStep { groups, mut answers } =
-                step.decide(asked_of(&batch, &wanted), now, &had);
-            let write = self.write_and_read(&groups, &lost);
-            let (written, read) = match WaitingQuestion::wait_for(&mut batch, write).await {
+            let write = self.write_and_read(&decided.groups, &lost);
+            let ((at, written), read) = match WaitingQuestion::wait_for(&mut batch, write).await {
                 Some(Ok(answers)) => answers,
                 failed => return (fail(batch, failed, again), None),
             };
-            let mut lost_again = Vec::new();
-            // Where others have charged meanwhile, answers say what is left beside them.
-            let changed = groups.iter().zip(&written).filter(|(_, more)| **more > Some(0));
-            if changed.clone().next().is_some() {
+            let took = *took.get_or_insert_with(|| started.elapsed());
+            self.remember(&batch, &decided, &written);
+            let is_written =
+                |(group, _): &(Option<usize>, _)| group.is_none_or(|of| written[of].is_some());
+            let mut made: Vec<_> = decided.answers.iter().map(is_written).collect();
+            // Where others have charged meanwhile, answers say what is left beside them. Where
+            // nothing was read, they are of the time of the write, when another window may run.
+            let changed = decided.groups.iter().zip(&written).filter(|(_, more)| **more > Some(0));
+            if !is_read || changed.clone().next().is_some() {
                 changed.for_each(|(group, more)| step.note_more(&group[0], *more, &mut had));
-                answers = step.decide(asked_of(&batch, &wanted), now, &had).answers;
+                now = if is_read { now } else { at };
+                decided = step.decide(asked_of(&batch, &wanted), now, &had);
+                made.iter_mut()
+                    .enumerate()
+                    .for_each(|(nth, made)| *made &= is_read || step.passes(&decided, nth));
             }
-            let answers = batch.into_iter().zip(wanted).zip(answers);
-            for ((mut waiting, wanted), (group, decision)) in answers {
+            let mut lost_again = Vec::new();
+            let answers = batch.into_iter().zip(wanted).zip(made).zip(decided.answers);
+            for (((mut waiting, wanted), is_made), (_, decision)) in answers {
                 if !wanted {
                     // Its caller may not have looked at the time yet.
                     waiting.answer_late();
-                } else if group.is_none_or(|group| written[group].is_some()) {
+                } else if is_made {
                     waiting.answer(Ok(decision));
                 } else if waiting.tries < TRIES {
                     waiting.note_lost();
-                    let is_read = waiting.tries > 1 && read.is_some();
-                    if is_read { &mut lost_again } else { &mut again }.push(waiting);
+                    let is_there = waiting.tries > 1 && read.is_some();
+                    if is_there { &mut lost_again } else { &mut again }.push(waiting);
                 } else {
                     let error = StoreError::new("the counters have changed at each try");
                     waiting.answer(Err(error.unsent()));
@@ -324,6 +408,9 @@ impl AnyTable {
             let place = |of: &CounterId| lost.iter().position(|other| other == of);
             had = step.counters.iter().map(|of| states[place(of)?]).collect();
             now = later;
+            is_read = true;
+            wanted = are_wanted(&batch);
+            decided = step.decide(asked_of(&batch, &wanted), now, &had);
         }
     }
 
@@ -332,7 +419,7 @@ impl AnyTable {
         &self,
         groups: &[Vec<Write>],
         counters: &[CounterId],
-    ) -> Result<(Vec<Option<u64>>, Option<(u64, Vec<Option<State>>)>), StoreError> {
+    ) -> Result<(Written, Option<(u64, Vec<Option<State>>)>), StoreError> {
         let (mut write, mut read) = (pin!(self.write(groups)), pin!(self.read(counters)));
         let (mut written, mut states) = (None, counters.is_empty().then_some(None));
         poll_fn(|cx| {
@@ -340,7 +427,7 @@ impl AnyTable {
                 && let Poll::Ready(answer) = write.as_mut().poll(cx)
             {
                 let answer = answer?;
-                if !answer.contains(&None) {
+                if !answer.1.contains(&None) {
                     return Poll::Ready(Ok((answer, None)));
                 }
                 written = Some(answer);
@@ -360,6 +447,11 @@ impl AnyTable {
         })
         .await
     }
+}
+
+fn are_wanted(batch: &[WaitingQuestion]) -> Vec<bool> {
+    let at = Instant::now();
+    batch.iter().map(|waiting| waiting.is_wanted(at)).collect()
 }
 
 /// What is asked by those that are wanted.
@@ -419,7 +511,7 @@ impl Store for Shared {
 
     /// The server's, as far as it is known from its last answer.
     fn now_ms(&self) -> u64 {
-        SystemClock.now_ms().saturating_add_signed(self.calls.table.ahead.load(Relaxed))
+        self.calls.table.now_ms()
     }
 }
 

@@ -118,7 +118,7 @@ impl Counters for Table {
         Ok((self.clock.now_ms(), states))
     }
 
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<(u64, Vec<Option<u64>>), StoreError> {
         assert!(groups.iter().all(|group| !group.is_empty()), "something to write");
         self.writes.fetch_add(1, Ordering::SeqCst);
         for write in groups.iter().flatten() {
@@ -155,7 +155,7 @@ impl Counters for Table {
         for write in groups.iter().flatten() {
             self.writing.lock().expect("no panic").remove(&write.counter);
         }
-        written
+        Ok((self.clock.now_ms(), written?))
     }
 
     async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
@@ -420,9 +420,9 @@ impl Counters for Around {
         }
     }
 
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<(u64, Vec<Option<u64>>), StoreError> {
         match self.is(Trouble::Forgets) {
-            true => Ok(vec![None; groups.len()]),
+            true => Ok((0, vec![None; groups.len()])),
             false => self.pass(self.table.write(groups)).await,
         }
     }
@@ -496,6 +496,85 @@ fn charges_that_pass_whatever_others_take_meanwhile_are_written_without_another_
             assert_eq!((found, wrote), (left, writes), "{quotas:?}, {costs:?}");
         });
     }
+}
+
+/// What a node has written a moment ago it writes again without a read, also beside other nodes.
+#[test]
+fn a_counter_that_was_just_written_is_not_read() {
+    run(async {
+        let table = Table::new(ManualClock::at_ms(NOW));
+        let nodes = [table.clone(), table.other_handle()].map(Shared::around);
+        let statements = || {
+            let count = |of: &AtomicU64| of.swap(0, Ordering::SeqCst);
+            (count(&table.reads), count(&table.writes))
+        };
+        let ask = async |node: usize| charge(&nodes[node], 1).await.expect("an answer");
+        // The second node begins with a read; the last charge is refused, and what is refused is read.
+        for (node, passes, expected) in [
+            (0, true, (1, 1)),
+            (0, true, (0, 1)),
+            (1, true, (1, 1)),
+            (0, true, (0, 1)),
+            (1, true, (0, 1)),
+            (0, false, (1, 1)),
+            (1, false, (1, 0)),
+        ] {
+            assert_eq!((ask(node).await, statements()), (passes, expected), "node {node}");
+        }
+        assert_eq!(table.used(), 5);
+    });
+}
+
+/// The table's time says that the window had ended, so the charge is decided again.
+#[test]
+fn a_charge_counts_in_the_window_that_runs_when_it_is_written() {
+    run(async {
+        let table = Table::new(ManualClock::at_ms(NOW));
+        let store = Shared::around(table.clone());
+        let end = NOW.next_multiple_of(60_000);
+        for at in [NOW, end - 1, end - 1, end, end, end + 59_999, end + 60_000] {
+            table.clock.set_ms(at);
+            assert!(charge(&store, 1).await.expect("an answer"));
+        }
+        assert_eq!(table.used(), 1);
+        table.clock.set_ms(end + 60_001);
+        for passes in [true, true, true, true, false] {
+            assert_eq!(charge(&store, 1).await.expect("an answer"), passes);
+        }
+    });
+}
+
+/// A connection may have been cut while nothing was sent. A read that is lost takes nothing.
+#[test]
+fn after_a_pause_a_counter_is_read() {
+    run(async {
+        let table = Table::new(ManualClock::at_ms(NOW));
+        let store = Shared::around(table.clone());
+        for (pause, reads) in [(0, 1), (9, 1), (9, 1), (10, 2), (0, 2)] {
+            sleep(Duration::from_millis(pause)).await;
+            assert!(charge(&store, 1).await.expect("an answer"));
+            assert_eq!(table.reads.load(Ordering::SeqCst), reads, "after {pause} ms");
+        }
+    });
+}
+
+/// A peek, a correction and a second limit ask for what a counter is.
+#[test]
+fn only_charges_that_pass_by_themselves_go_without_a_read() {
+    run(async {
+        let table = Table::new(ManualClock::at_ms(NOW));
+        let store = Shared::around(table.clone());
+        let limiter = Quota::per_minute(5).name("one").store(Remote::around(store.clone()));
+        assert!(charge(&store, 1).await.expect("an answer"));
+        assert!(limiter.check(1_u64).await.expect("an answer").allowed());
+        assert_eq!(table.reads.swap(0, Ordering::SeqCst), 1);
+        assert_eq!(limiter.peek(1_u64).await.expect("an answer").used(), 2);
+        assert_eq!(table.reads.swap(0, Ordering::SeqCst), 1);
+        let receipt = limiter.charge(1_u64, 3).await.expect("an answer").expect("it passes");
+        limiter.refund(receipt).await.expect("an answer");
+        assert_eq!(table.reads.swap(0, Ordering::SeqCst), 1);
+        assert_eq!(table.used(), 2);
+    });
 }
 
 /// A node that is a little later than another one would find each of its counters changed.

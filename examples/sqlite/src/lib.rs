@@ -110,12 +110,14 @@ impl Counters for SqliteCounters {
         .await
     }
 
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<Vec<Option<u64>>, StoreError> {
-        let (groups, now) = (groups.to_vec(), self.clock.now_ms() as i64);
+    async fn write(&self, groups: &[Vec<Write>]) -> Result<(u64, Vec<Option<u64>>), StoreError> {
+        let (groups, clock) = (groups.to_vec(), Arc::clone(&self.clock));
         // Immediate: no other process writes between the comparison and the write.
         self.in_transaction(TransactionBehavior::Immediate, move |transaction| {
-            transaction.prepare_cached(DELETE_ENDED)?.execute([now - KEEP_MS])?;
-            groups.iter().map(|group| write(transaction, group)).collect()
+            let now = clock.now_ms();
+            transaction.prepare_cached(DELETE_ENDED)?.execute([now as i64 - KEEP_MS])?;
+            let written = groups.iter().map(|group| write(transaction, group));
+            Ok((now, written.collect::<Result<_, _>>()?))
         })
         .await
     }

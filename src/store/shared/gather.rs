@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
+use foldhash::quality::RandomState;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
@@ -85,6 +86,11 @@ pub(super) type Answer = Result<Option<Decision>, StoreError>;
 impl WaitingQuestion {
     pub(super) fn is_wanted(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until) && !self.reply.is_closed()
+    }
+
+    /// The number of the one counter of a simple charge.
+    pub(super) fn simple_number(&self) -> Option<u64> {
+        self.counters.first().copied().filter(|_| self.asked.is_simple())
     }
 
     pub(super) fn note_lost(&mut self) {
@@ -251,7 +257,7 @@ impl Gathering {
 
 struct Batch {
     questions: Vec<WaitingQuestion>,
-    counters: HashSet<u64>,
+    counters: HashSet<u64, RandomState>,
 }
 
 #[derive(Default)]
@@ -261,8 +267,8 @@ struct Backlog {
     ready: VecDeque<WaitingQuestion>,
     blocked: VecDeque<WaitingQuestion>,
     /// The counters of calls in flight, and of those that are blocked.
-    busy: HashSet<u64>,
-    awaited: HashSet<u64>,
+    busy: HashSet<u64, RandomState>,
+    awaited: HashSet<u64, RandomState>,
     in_flight: usize,
     /// When the last call was sent.
     sent: Option<Instant>,
@@ -322,7 +328,7 @@ impl Backlog {
         if !self.has_room() {
             return None;
         }
-        let (mut questions, mut counters) = (Vec::new(), HashSet::new());
+        let (mut questions, mut counters) = (Vec::new(), HashSet::default());
         let now = Instant::now();
         while questions.len() < MAX_QUESTIONS
             && let Some(next) = self.ready.pop_front()
@@ -352,7 +358,7 @@ impl Backlog {
         Some(Batch { questions, counters })
     }
 
-    fn end_call(&mut self, counters: &HashSet<u64>) {
+    fn end_call(&mut self, counters: &HashSet<u64, RandomState>) {
         self.in_flight -= 1;
         let mut was_awaited = false;
         for counter in counters {

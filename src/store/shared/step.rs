@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use foldhash::quality::RandomState;
+
 use super::{CounterId, Write};
 use crate::decision::Decision;
 use crate::quota::Quota;
@@ -32,6 +34,15 @@ impl Asked {
         }
     }
 
+    /// A charge of one counter that can pass whatever others take of it, if there is room.
+    pub(super) fn is_simple(&self) -> bool {
+        let Self::Charge(charge) = self else { return false };
+        let charge = charge.as_charge();
+        let mut lines = charge.lines().filter(|(_, cost)| *cost > 0);
+        let quotas = lines.next().map(|(account, _)| account.quotas.as_slice());
+        charge.is_single() && !charge.is_peek() && matches!(quotas, Some([of]) if of.is_plain())
+    }
+
     /// Changes `states`, of which it has those at `places`. A correction has no decision.
     fn decide(&self, now: u64, places: &[usize], states: &mut [Option<State>]) -> Option<Decision> {
         let mut next = places.iter();
@@ -47,6 +58,18 @@ impl Asked {
             states[*place] = state.or(states[*place]);
         }
         decision
+    }
+}
+
+impl Write {
+    fn keeps_window(&self) -> bool {
+        let times = |of: State| (of.start, of.end, of.until);
+        self.had.is_some_and(|had| had.used >= 0 && times(had) == times(self.state))
+    }
+
+    /// The row, after others had taken some more tokens before the write.
+    pub(super) fn state_after(&self, more: u64) -> State {
+        State { used: self.state.used + more.min(self.room) as i64, ..self.state }
     }
 }
 
@@ -77,7 +100,7 @@ impl Step {
                 text
             })
         };
-        let (mut found, mut quotas) = (HashMap::new(), Vec::new());
+        let (mut found, mut quotas) = (HashMap::<_, _, RandomState>::default(), Vec::new());
         let mut places: Vec<Vec<usize>> = Vec::new();
         for asked in asked {
             let mut own = Vec::new();
@@ -103,6 +126,22 @@ impl Step {
         places.iter_mut().flatten().for_each(|place| *place = sorted[*place]);
         let quotas = counters.iter().map(|(_, from)| quotas[*from]).collect();
         Self { counters: counters.into_iter().map(|(id, _)| id).collect(), quotas, places }
+    }
+
+    /// In the order of the counters, what is known of that of each question, which has one.
+    pub(super) fn by_counter(&self, states: Vec<State>) -> Vec<Option<State>> {
+        let mut of = vec![None; self.counters.len()];
+        let places = self.places.iter().flatten();
+        places.zip(states).for_each(|(place, state)| of[*place] = Some(state));
+        of
+    }
+
+    /// Whether a charge of one counter passes in the window that its counter has.
+    pub(super) fn passes(&self, decided: &DecidedStep, nth: usize) -> bool {
+        let (group, decision) = &decided.answers[nth];
+        let passes = decision.as_ref().is_some_and(Decision::allowed);
+        let write = group.map(|group| &decided.groups[group][0]);
+        self.places[nth].is_empty() || passes && write.is_some_and(Write::keeps_window)
     }
 
     /// The counters of some of what was asked.
@@ -155,11 +194,11 @@ impl Step {
                 let (counter, quota) = (counter.clone(), self.quotas[place]);
                 // Within one window, what has passed passes as long as all of it is in the limit, and
                 // what was refused is refused.
-                let times = |of: State| (of.start, of.end, of.until);
-                let runs = |had: State| had.used >= 0 && times(had) == times(state);
-                let room = if had[place].is_some_and(runs) { most[place] - state.used } else { 0 };
-                let room = room.max(0) as u64;
-                groups[group].push(Write { counter, quota, had: had[place], state, room });
+                let mut write = Write { counter, quota, had: had[place], state, room: 0 };
+                if write.keeps_window() {
+                    write.room = (most[place] - state.used).max(0) as u64;
+                }
+                groups[group].push(write);
             }
         }
         let group = |places: &Vec<usize>| places.first().and_then(|place| group_of[joined[*place]]);
