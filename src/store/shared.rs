@@ -3,14 +3,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, RandomState};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
-
-use foldhash::quality::RandomState;
 
 use super::Store;
 use super::account::Scope;
@@ -201,14 +199,13 @@ struct AnyTable {
     /// The server's time less the system's, as it was last read.
     ahead: AtomicI64,
     hasher: RandomState,
-    known: Mutex<Known>,
 }
 
-/// Counters as they were left by a call, by their numbers. They may have changed since.
+/// Counters as the calls of a runtime have left them, by their numbers. They may have changed since.
 #[derive(Default)]
-struct Known {
-    states: HashMap<u64, State, RandomState>,
-    /// The table's last answer.
+struct Recent {
+    states: HashMap<u64, State>,
+    /// The last answer in this runtime: another one has connections of its own.
     answered: Option<Instant>,
 }
 
@@ -216,8 +213,8 @@ impl Shared {
     /// Makes a store from a table of counters: [`Counters`] has an example.
     pub fn around(counters: impl Counters) -> Self {
         let counters = Box::new(counters);
-        let (ahead, hasher, known) = Default::default();
-        let calls = Arc::new(SharedCalls::new(AnyTable { counters, ahead, hasher, known }));
+        let (ahead, hasher) = Default::default();
+        let calls = Arc::new(SharedCalls::new(AnyTable { counters, ahead, hasher }));
         Self { calls, deadline: Duration::MAX }
     }
 
@@ -262,7 +259,7 @@ impl AnyTable {
         if had.len() != counters.len() {
             return Err(StoreError::new("the table has not read the counters that it should"));
         }
-        self.note_answer(now);
+        self.note_time(now);
         Ok((now, had))
     }
 
@@ -275,43 +272,51 @@ impl AnyTable {
             return Err(StoreError::new("the table has not said for each group if it was written"));
         }
         if written.iter().any(Option::is_some) {
-            self.note_answer(now);
+            self.note_time(now);
         }
         Ok((now, written))
     }
 
-    fn note_answer(&self, now: u64) {
+    fn note_time(&self, now: u64) {
         self.ahead.store((now as i64).saturating_sub(SystemClock.now_ms() as i64), Relaxed);
-        sync::lock(&self.known).answered = Some(Instant::now());
     }
 
     fn now_ms(&self) -> u64 {
         SystemClock.now_ms().saturating_add_signed(self.ahead.load(Relaxed))
     }
+}
 
-    /// What the counters of simple charges were a moment ago, if that is known of all.
+impl Recent {
+    /// What the counters of simple charges were a moment ago, if that is known of all. It is
+    /// forgotten until their call is answered.
     ///
     /// An old state does no harm, nor does that of another counter of the same number: a write says
     /// what it was decided by, and happens only if it may.
-    fn recall(&self, batch: &[WaitingQuestion], step: &Step) -> Option<Vec<Option<State>>> {
-        let known = sync::lock(&self.known);
-        known.answered.filter(|answered| answered.elapsed() < FRESH)?;
-        let number = |of: &WaitingQuestion| of.simple_number().filter(|_| of.tries == 0);
-        let states = batch.iter().map(|of| known.states.get(&number(of)?).copied());
-        Some(step.by_counter(states.collect::<Option<Vec<_>>>()?))
+    fn recall(&mut self, batch: &[WaitingQuestion], step: &Step) -> Option<Vec<Option<State>>> {
+        self.answered.filter(|answered| answered.elapsed() < FRESH)?;
+        let numbers = batch.iter().map(|of| of.simple_number().filter(|_| of.tries == 0));
+        let numbers = numbers.collect::<Option<Vec<_>>>()?;
+        let states = numbers.iter().map(|number| self.states.get(number).copied());
+        let states = states.collect::<Option<Vec<_>>>()?;
+        numbers.iter().for_each(|number| _ = self.states.remove(number));
+        Some(step.by_counter(states))
     }
 
-    fn remember(&self, batch: &[WaitingQuestion], decided: &DecidedStep, written: &[Option<u64>]) {
-        let mut known = sync::lock(&self.known);
-        if known.states.len() >= KNOWN {
-            known.states.clear();
+    fn note(&mut self, batch: &[WaitingQuestion], decided: &DecidedStep, written: &[Option<u64>]) {
+        self.answered = Some(Instant::now());
+        if self.states.len() >= KNOWN {
+            self.states.clear();
         }
         for (waiting, (group, _)) in batch.iter().zip(&decided.answers) {
-            let (Some(number), Some(group)) = (waiting.simple_number(), *group) else { continue };
-            match (&decided.groups[group][..], written[group]) {
-                ([write], Some(more)) => known.states.insert(number, write.state_after(more)),
-                _ => known.states.remove(&number),
-            };
+            let group = group.map(|of| (&decided.groups[of][..], written[of]));
+            match (waiting.simple_number(), group) {
+                (Some(number), Some(([write], Some(more)))) => {
+                    self.states.insert(number, write.state_after(more));
+                }
+                // It has written nothing.
+                (None, None) => {}
+                _ => waiting.counters.iter().for_each(|number| _ = self.states.remove(number)),
+            }
         }
     }
 }
@@ -330,20 +335,22 @@ impl AnyTable {
     /// then, and these questions are asked again, with a read.
     async fn decide_and_write(
         &self,
+        recent: &Mutex<Recent>,
         mut batch: Vec<WaitingQuestion>,
     ) -> (Vec<WaitingQuestion>, Option<Duration>) {
         let mut again = Vec::new();
         let mut step = Step::of(batch.iter().map(|waiting| &waiting.asked));
         let mut wanted = are_wanted(&batch);
         let started = Instant::now();
-        let known = self.recall(&batch, &step).and_then(|had| {
+        let states = sync::lock(recent).recall(&batch, &step);
+        let unread = states.and_then(|had| {
             let now = self.now_ms();
             let decided = step.decide(asked_of(&batch, &wanted), now, &had);
-            (0..batch.len()).all(|nth| step.passes(&decided, nth)).then_some((now, had, decided))
+            step.passes(&decided).then_some((now, had, decided))
         });
-        let mut is_read = known.is_none();
-        let (mut now, mut had, mut decided) = match known {
-            Some(known) => known,
+        let is_read = unread.is_none();
+        let (mut now, mut had, mut decided) = match unread {
+            Some(unread) => unread,
             None => match WaitingQuestion::wait_for(&mut batch, self.read(&step.counters)).await {
                 Some(Ok((now, had))) => {
                     wanted = are_wanted(&batch);
@@ -358,7 +365,7 @@ impl AnyTable {
                 failed => return (fail(batch, failed, again), None),
             },
         };
-        let mut took = is_read.then(|| started.elapsed());
+        let took = is_read.then(|| started.elapsed() * 2);
         loop {
             let lost = batch.iter().map(|waiting| (1..TRIES).contains(&waiting.tries));
             let lost = step.counters_of(lost);
@@ -367,21 +374,20 @@ impl AnyTable {
                 Some(Ok(answers)) => answers,
                 failed => return (fail(batch, failed, again), None),
             };
-            let took = *took.get_or_insert_with(|| started.elapsed());
-            self.remember(&batch, &decided, &written);
-            let is_written =
-                |(group, _): &(Option<usize>, _)| group.is_none_or(|of| written[of].is_some());
-            let mut made: Vec<_> = decided.answers.iter().map(is_written).collect();
+            sync::lock(recent).note(&batch, &decided, &written);
+            let is_made = |(group, _): &(Option<usize>, _)| {
+                let ends = |of: usize| decided.groups[of][0].state.until;
+                let is_in_time = |of| is_read || (at as i64) < ends(of);
+                group.is_none_or(|of| written[of].is_some() && is_in_time(of))
+            };
+            let made: Vec<_> = decided.answers.iter().map(is_made).collect();
             // Where others have charged meanwhile, answers say what is left beside them. Where
-            // nothing was read, they are of the time of the write, when another window may run.
+            // nothing was read, they are of the time of the write.
             let changed = decided.groups.iter().zip(&written).filter(|(_, more)| **more > Some(0));
             if !is_read || changed.clone().next().is_some() {
                 changed.for_each(|(group, more)| step.note_more(&group[0], *more, &mut had));
                 now = if is_read { now } else { at };
                 decided = step.decide(asked_of(&batch, &wanted), now, &had);
-                made.iter_mut()
-                    .enumerate()
-                    .for_each(|(nth, made)| *made &= is_read || step.passes(&decided, nth));
             }
             let mut lost_again = Vec::new();
             let answers = batch.into_iter().zip(wanted).zip(made).zip(decided.answers);
@@ -392,7 +398,9 @@ impl AnyTable {
                 } else if is_made {
                     waiting.answer(Ok(decision));
                 } else if waiting.tries < TRIES {
-                    waiting.note_lost();
+                    if is_read {
+                        waiting.note_lost();
+                    }
                     let is_there = waiting.tries > 1 && read.is_some();
                     if is_there { &mut lost_again } else { &mut again }.push(waiting);
                 } else {
@@ -401,14 +409,13 @@ impl AnyTable {
                 }
             }
             let Some((later, states)) = read.filter(|_| !lost_again.is_empty()) else {
-                return (again, Some(took * 2));
+                return (again, took);
             };
             batch = lost_again;
             step = Step::of(batch.iter().map(|waiting| &waiting.asked));
             let place = |of: &CounterId| lost.iter().position(|other| other == of);
             had = step.counters.iter().map(|of| states[place(of)?]).collect();
             now = later;
-            is_read = true;
             wanted = are_wanted(&batch);
             decided = step.decide(asked_of(&batch, &wanted), now, &had);
         }

@@ -558,6 +558,44 @@ fn after_a_pause_a_counter_is_read() {
     });
 }
 
+/// It has connections of its own, which may have been cut.
+#[test]
+fn another_runtime_reads_a_counter_for_itself() {
+    let table = Table::new(ManualClock::at_ms(NOW));
+    let store = Shared::around(table.clone());
+    let runtimes = [(); 2].map(|()| Builder::new_current_thread().enable_all().build().unwrap());
+    for (runtime, reads) in [(0, 1), (1, 2)] {
+        let asked = runtimes[runtime].block_on(charge(&store, 1));
+        assert!(asked.expect("an answer"));
+        assert_eq!(table.reads.load(Ordering::SeqCst), reads);
+    }
+}
+
+/// The row moves along with the clock, or lasts into the next window: a charge is taken once.
+#[test]
+fn what_is_written_without_a_read_is_taken_once() {
+    run(async {
+        let table = Table::new(ManualClock::at_ms(NOW));
+        let store = Shared::around(table.clone());
+        let (scope, quotas) = (Scope::named("one"), Quota::per_minute(5).reserve_up_to(5).into());
+        let ask = async |key: &Key, cost, reserves| {
+            let charge = Charge::new(Account::new(&scope, &quotas, key), cost);
+            let charge = if reserves { charge.reserving() } else { charge };
+            store.charge(charge).await.expect("an answer")
+        };
+        let (stepped, reserved) = (Key::from(1_u64), Key::from(2_u64));
+        assert!(ask(&stepped, 1, false).await.allowed());
+        table.clock.set_ms(NOW - 180_000);
+        let decision = ask(&stepped, 2, false).await;
+        assert!(decision.allowed());
+        assert_eq!((decision.used(), table.used()), (3, 3));
+        table.clock.set_ms(NOW);
+        assert!(ask(&reserved, 6, true).await.allowed());
+        table.clock.set_ms(NOW + 60_000);
+        assert_eq!(ask(&reserved, 1, true).await.used(), 2);
+    });
+}
+
 /// A peek, a correction and a second limit ask for what a counter is.
 #[test]
 fn only_charges_that_pass_by_themselves_go_without_a_read() {

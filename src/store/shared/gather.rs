@@ -15,14 +15,13 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use foldhash::quality::RandomState;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use super::AnyTable;
 use super::step::Asked;
+use super::{AnyTable, Recent};
 use crate::decision::Decision;
 use crate::store::remote::{LATE, with_deadline};
 use crate::store::reply::StoreError;
@@ -55,7 +54,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct WaitingQuestion {
     pub(super) asked: Asked,
     /// A number for each of its counters.
-    counters: Box<[u64]>,
+    pub(super) counters: Box<[u64]>,
     /// How many calls it was in before.
     pub(super) tries: usize,
     /// It shares calls only with others of its counters, since a counter could not be read.
@@ -188,7 +187,8 @@ impl SharedCalls {
             return Ok(Arc::clone(gathering));
         }
         let (table, queue) = (Arc::clone(&self.table), Mutex::default());
-        let gathering = Arc::new(Gathering { table, runtime: runtime.clone(), queue });
+        let (of, recent) = (runtime.clone(), Mutex::default());
+        let gathering = Arc::new(Gathering { table, runtime: of, queue, recent });
         let (until, end) = oneshot::channel();
         runtimes.insert(id, (Arc::clone(&gathering), until));
         drop(runtimes);
@@ -212,6 +212,7 @@ struct Gathering {
     table: Arc<AnyTable>,
     runtime: Handle,
     queue: Mutex<Backlog>,
+    recent: Mutex<Recent>,
 }
 
 impl Gathering {
@@ -244,7 +245,7 @@ impl Gathering {
         let (this, of) = (Arc::clone(self), Arc::clone(self));
         let in_flight = AtEnd(move || of.change_queue(|queue| queue.end_call(&counters)));
         async move {
-            let (again, took) = this.table.decide_and_write(questions).await;
+            let (again, took) = this.table.decide_and_write(&this.recent, questions).await;
             if let Some(took) = took {
                 sync::lock(&this.queue).note_time(Instant::now(), took);
             }
@@ -257,7 +258,7 @@ impl Gathering {
 
 struct Batch {
     questions: Vec<WaitingQuestion>,
-    counters: HashSet<u64, RandomState>,
+    counters: HashSet<u64>,
 }
 
 #[derive(Default)]
@@ -267,8 +268,8 @@ struct Backlog {
     ready: VecDeque<WaitingQuestion>,
     blocked: VecDeque<WaitingQuestion>,
     /// The counters of calls in flight, and of those that are blocked.
-    busy: HashSet<u64, RandomState>,
-    awaited: HashSet<u64, RandomState>,
+    busy: HashSet<u64>,
+    awaited: HashSet<u64>,
     in_flight: usize,
     /// When the last call was sent.
     sent: Option<Instant>,
@@ -328,7 +329,7 @@ impl Backlog {
         if !self.has_room() {
             return None;
         }
-        let (mut questions, mut counters) = (Vec::new(), HashSet::default());
+        let (mut questions, mut counters) = (Vec::new(), HashSet::new());
         let now = Instant::now();
         while questions.len() < MAX_QUESTIONS
             && let Some(next) = self.ready.pop_front()
@@ -358,7 +359,7 @@ impl Backlog {
         Some(Batch { questions, counters })
     }
 
-    fn end_call(&mut self, counters: &HashSet<u64, RandomState>) {
+    fn end_call(&mut self, counters: &HashSet<u64>) {
         self.in_flight -= 1;
         let mut was_awaited = false;
         for counter in counters {

@@ -7,8 +7,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use foldhash::quality::RandomState;
-
 use super::{CounterId, Write};
 use crate::decision::Decision;
 use crate::quota::Quota;
@@ -40,7 +38,7 @@ impl Asked {
         let charge = charge.as_charge();
         let mut lines = charge.lines().filter(|(_, cost)| *cost > 0);
         let quotas = lines.next().map(|(account, _)| account.quotas.as_slice());
-        charge.is_single() && !charge.is_peek() && matches!(quotas, Some([of]) if of.is_plain())
+        charge.is_single() && charge.is_plain() && matches!(quotas, Some([of]) if of.is_plain())
     }
 
     /// Changes `states`, of which it has those at `places`. A correction has no decision.
@@ -100,7 +98,7 @@ impl Step {
                 text
             })
         };
-        let (mut found, mut quotas) = (HashMap::<_, _, RandomState>::default(), Vec::new());
+        let (mut found, mut quotas) = (HashMap::new(), Vec::new());
         let mut places: Vec<Vec<usize>> = Vec::new();
         for asked in asked {
             let mut own = Vec::new();
@@ -136,12 +134,14 @@ impl Step {
         of
     }
 
-    /// Whether a charge of one counter passes in the window that its counter has.
-    pub(super) fn passes(&self, decided: &DecidedStep, nth: usize) -> bool {
-        let (group, decision) = &decided.answers[nth];
-        let passes = decision.as_ref().is_some_and(Decision::allowed);
-        let write = group.map(|group| &decided.groups[group][0]);
-        self.places[nth].is_empty() || passes && write.is_some_and(Write::keeps_window)
+    /// Whether all are charges that pass in the windows that their counters have.
+    pub(super) fn passes(&self, decided: &DecidedStep) -> bool {
+        let answers = self.places.iter().zip(&decided.answers);
+        answers.filter(|(places, _)| !places.is_empty()).all(|(_, (group, decision))| {
+            let write = group.map(|group| &decided.groups[group][0]);
+            decision.as_ref().is_some_and(Decision::allowed)
+                && write.is_some_and(|of| of.keeps_window() && of.state.until == of.state.end)
+        })
     }
 
     /// The counters of some of what was asked.
