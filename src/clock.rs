@@ -61,7 +61,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock for tests that moves only when you move it. Clones show the same time.
+/// A clock for tests, a mock, that moves only when you move it. Clones show the same time.
 ///
 /// ```
 /// use std::time::Duration;

@@ -196,6 +196,7 @@ impl PartialEq for LineRef<'_> {
 
 impl Decision {
     /// Returns whether the charge passed, immediately or as a reservation.
+    #[doc(alias = "is_allowed")]
     pub fn allowed(&self) -> bool {
         self.line.allowed()
     }

@@ -60,12 +60,12 @@ pub use kept::KeptReceipt;
 /// let receipt = limits.charge(lines(3)).await??;
 /// // The answer used more tokens than was estimated.
 /// limits.settle(receipt, [("tokens", 812)]).await?;
-/// assert_eq!(limits.of("tokens").peek("acme").await?.used(), 812);
+/// assert_eq!(limits.limiter("tokens").peek("acme").await?.used(), 812);
 ///
 /// // Ann has no such budget: nothing is taken from the organization, either.
 /// let refused = limits.charge(lines(4_998)).await?.unwrap_err();
 /// assert_eq!(refused.decision().name(), "cents");
-/// assert_eq!(limits.of("requests").peek("acme").await?.used(), 1);
+/// assert_eq!(limits.limiter("requests").peek("acme").await?.used(), 1);
 /// # Ok(()) }
 /// ```
 ///
@@ -155,7 +155,7 @@ impl Limits {
     /// If no limit has this name.
     #[must_use]
     #[track_caller]
-    pub fn of(&self, name: &str) -> &Limiter {
+    pub fn limiter(&self, name: &str) -> &Limiter {
         // A closure would not show the caller's line.
         let Some(limiter) = self.find(name, 0) else {
             panic!("there is no limit {name:?} in {self:?}")

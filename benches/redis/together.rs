@@ -52,7 +52,7 @@ impl Contestant {
                 let count = if matches!(self.asks, Asks::One) { 1 } else { 3 };
                 let mut passed = true;
                 for (name, cost) in NAMES.into_iter().zip(self.costs).take(count) {
-                    let charged = limits.of(name).charge(key, cost).await;
+                    let charged = limits.limiter(name).charge(key, cost).await;
                     passed &= charged.expect("it answers").is_ok();
                 }
                 passed
@@ -102,7 +102,7 @@ pub(crate) async fn together(server: &Server, quick: bool) {
     let client = redis::Client::open(server.url());
     let client = client.expect("an address");
     let connection = connect(&client).await;
-    let store = RedisStore::client(client).on_failure(OnStoreFailure::Deny);
+    let store = RedisStore::from_client(client).on_failure(OnStoreFailure::Deny);
     let store = store.deadline(PATIENCE);
     // A window that began in a run would forget the tokens that refusals depend on.
     let limits = NAMES.map(|name| Quota::new(LIMIT, Quota::MAX_WINDOW).name(name));

@@ -205,7 +205,7 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
         let passed = passed.map(AtomicU64::into_inner);
         let used = Mutex::new([0; 3]);
         (self.block_on)(Box::pin(async {
-            let of = |name, key: Key| limits[0].of(name).peek(key);
+            let of = |name, key: Key| limits[0].limiter(name).peek(key);
             let replies = [of("few", 0.into()), of("few", 1.into()), of("many", "all".into())];
             for (i, reply) in replies.into_iter().enumerate() {
                 let standing = reply.await.expect("the store answers");

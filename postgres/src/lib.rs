@@ -128,6 +128,7 @@ impl PostgresStore {
 
     /// Sets how long a call may take before Postgres counts as failed. The default is 250 ms.
     #[must_use]
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         self.server.table.link.be_patient(deadline);

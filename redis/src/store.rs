@@ -98,12 +98,12 @@ impl RedisStore {
     /// If the address is not valid. A server that does not answer is not an error here.
     pub fn new(address: impl IntoConnectionInfo) -> Result<Self, StoreError> {
         let wrong = |error| address_error("not a URL of Redis: write redis://host:6379/", error);
-        Client::open(address).map(Self::client).map_err(wrong)
+        Client::open(address).map(Self::from_client).map_err(wrong)
     }
 
     /// Creates a store for the server of a [`Client`], such as one with your own certificates
     /// (`Client::build_with_tls`).
-    pub fn client(client: Client) -> Self {
+    pub fn from_client(client: Client) -> Self {
         let number = client.get_connection_info().redis_settings().db();
         let database = server_name(&client).map(|name| format!("{name}/{number}").into());
         let mut calls = Calls::new(Servers::one(origin_of(Ok(client))));
@@ -229,6 +229,7 @@ impl RedisStore {
     /// Sets how long a call may take before Redis counts as failed, by default 250 ms:
     /// [`Remote::deadline`].
     #[must_use]
+    #[doc(alias = "timeout")]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.calls.deadline = deadline;
         Self { remote: self.remote.deadline(deadline), ..self }

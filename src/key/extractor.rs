@@ -242,8 +242,8 @@ pointer!(Arc);
 
 macro_rules! tuples {
     ($($t:ident $i:tt),*) => {
-        /// All of them; if one finds no key, there is none. What is optional falls back to
-        /// [`Key::global()`](Key::global), an absent part: it differs from every value.
+        /// All of them. If one finds no key, the request has none. For an optional part, fall back
+        /// to [`Key::global()`](Key::global), an absent part: it differs from every value.
         impl<$($t: KeyExtractor),*> KeyExtractor for ($($t,)*) {
             fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
                 $(
@@ -369,8 +369,8 @@ pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
 /// Extracts the route that axum matched, such as `/users/{id}`, without a slash at its end.
 /// Requests without a matching route (404s) share one count. A service in axum's `nest_service`
 /// counts by the path that it is nested at. Without the feature `axum`, requests are refused with
-/// 500. Mostly, it is part of a combination, as extractors are in the example of [`KeyExtractor`]:
-/// `.key((peer_ip(), matched_path()))` counts each route of a client separately.
+/// 500. It is usually part of a combination: `.key((peer_ip(), matched_path()))` counts each route
+/// of a client separately.
 pub fn matched_path() -> impl KeyExtractor + Clone {
     #[cfg(feature = "axum")]
     return Extract(|parts: &Parts, key: &mut Key| {

@@ -136,7 +136,7 @@ impl Limit {
         self.key(key_fn(key))
     }
 
-    /// Sets how many tokens a request costs. The default is 1. A request of cost 0 passes and takes
+    /// Sets how many tokens a request costs, such as `.cost_fn(|_| 5)`. The default is 1. A request of cost 0 passes and takes
     /// nothing, even if nothing is left; if its [true cost](Self::settled) may be higher, return at
     /// least 1.
     pub fn cost_fn<F>(mut self, cost: F) -> Self
@@ -175,7 +175,7 @@ impl Limit {
     /// api.set_shadow(false);
     /// assert_eq!(ask(&layer, Request::get("/")).status(), 429);
     /// ```
-    #[doc(alias = "dry run")]
+    #[doc(alias = "dry_run")]
     pub fn shadow(mut self) -> Self {
         self.shadow = true;
         self

@@ -170,7 +170,7 @@ impl Limiter {
     /// assert_eq!(refused.decision().remaining(), 750);
     /// # Ok(()) }
     /// ```
-    #[doc(alias = "consume")]
+    #[doc(alias("check_n", "consume"))]
     pub fn charge(&self, key: impl Into<Key>, cost: u64) -> Reply<Result<Receipt, RateLimited>> {
         self.ask(&key.into(), cost, charge_for_receipt)
     }
@@ -181,8 +181,8 @@ impl Limiter {
     ///
     /// The callers that become ready in one window have taken at most its limit, plus the part of
     /// one charge that earlier windows cover. With several quotas, a reservation is refused if one
-    /// quota lets it run only when the window in which another counts it is over. Once tokens of
-    /// later windows are taken, those of earlier ones can't be refunded ([S13], [S14]).
+    /// quota makes it wait beyond the window that another quota charges. Once tokens of later
+    /// windows are taken, those of earlier ones can't be refunded ([S13], [S14]).
     ///
     /// [S13]:
     ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s13

@@ -28,7 +28,7 @@ pub(super) fn note_cost(account: Account<'_>, cost: u64) {
         observe::doubt(&format_args!(
             "a true cost of the rate limit `{}` takes {MANY} or more of its windows to pay back, and \
              its key is refused until then: if it is a slip of units, mend that, and lift it by \
-             `limits.of(name).reset(key)`; if it is right, raise the limit or charge a nearer \
+             `limits.limiter(name).reset(key)`; if it is right, raise the limit or charge a nearer \
              estimate",
             account.scope.name(),
         ));

@@ -62,8 +62,8 @@ const MINUTE: i64 = 60_000;
 /// A store holds `max_keys` entries, a million by default: one for each quota of each key in its
 /// current window. For a million, it takes at most 36.6 MB: 36.3 bytes for each entry (32 in a
 /// table that is 10/11 full, and 1/32 of that for the overflow), up to 1.2 kB of rounding for each
-/// shard, and half a shard's table while it doubles. With fewer keys, it takes less: at first 0.6
-/// kB for each of 256 shards, then about 35 to 70 bytes per key.
+/// shard, and half a shard's table while it doubles. With fewer keys, it takes less: 33 kB while
+/// empty; with a key in each, 0.6 kB for each of 256 shards, then about 35 to 70 bytes per key.
 ///
 /// A shard's table doubles when a key finds no room in it. In a store of a million entries, that
 /// request and others with keys in the shard wait for about 0.1 ms. Other charges of one limit with

@@ -141,6 +141,7 @@ impl Remote {
     /// your own store, this needs the feature `tokio` and a tokio runtime. With [`Duration::MAX`]
     /// there is no deadline: the store itself must end its replies in time.
     #[must_use]
+    #[doc(alias = "timeout")]
     pub fn deadline(self, deadline: Duration) -> Self {
         self.with(|caller| {
             caller.deadline = (deadline < Duration::MAX).then_some(deadline);

@@ -41,7 +41,7 @@ fn lines(cents: u64) -> [Line<'static>; 3] {
 }
 
 fn used(limits: &Limits) -> [u64; 3] {
-    let of = |name, key: &str| answer(limits.of(name).peek(key)).used();
+    let of = |name, key: &str| answer(limits.limiter(name).peek(key)).used();
     [of("requests", "acme"), of("tokens", "acme"), of("cents", "ann")]
 }
 
@@ -116,7 +116,7 @@ fn what_a_decision_says_is_what_the_governing_limit_says() {
     let names: Vec<_> = decision.limits().map(|(name, _)| name).collect();
     assert_eq!(names, ["requests", "tokens", "cents"]);
     assert!(decision.of("others").is_none());
-    let alone = answer(limits.of("tokens").peek("acme"));
+    let alone = answer(limits.limiter("tokens").peek("acme"));
     assert_eq!(alone.of("tokens"), Some(alone.clone()), "one limit is the case of one");
     assert_eq!(alone.limits().collect::<Vec<_>>(), [("tokens", alone.clone())]);
     assert_eq!(alone.name(), "tokens");
@@ -144,7 +144,7 @@ fn a_reservation_waits_for_the_last_of_its_limits() {
     let late = answer(limits.reserve(&lines)).expect_err("too late");
     let at = |ms| Some(UNIX_EPOCH + Duration::from_millis(NOW_MS + ms));
     assert_eq!((late.decision().name(), late.decision().retry_at()), ("slow", at(60_000)));
-    assert_eq!(answer(limits.of("long").peek("k")).used(), 1, "nothing is taken");
+    assert_eq!(answer(limits.limiter("long").peek("k")).used(), 1, "nothing is taken");
 
     let without_slow = [lines[0].clone(), lines[2].clone()];
     let reserved = answer(limits.reserve(&without_slow)).expect("it passes");
@@ -205,7 +205,7 @@ fn a_line_has_the_quotas_of_its_plan_and_is_settled_by_them() {
     assert_eq!(receipts.decision().of("tokens").map(|of| of.remaining()), Some(5_500));
     // Under the limit's own quotas, the count of a new hour would begin at 0 and not below.
     answer(limits.refund(receipts));
-    let tokens = answer(limits.of("tokens").with_quotas(pro).peek("acme"));
+    let tokens = answer(limits.limiter("tokens").with_quotas(pro).peek("acme"));
     assert_eq!(tokens.remaining(), 9_500);
 }
 
@@ -279,7 +279,7 @@ fn limits_that_can_not_be_told_apart_panic_with_the_line_to_write() {
         }
     }
     let panicked =
-        catch_unwind(|| gateway().of("token").quotas().is_some()).expect_err("a mistake");
+        catch_unwind(|| gateway().limiter("token").quotas().is_some()).expect_err("a mistake");
     let message = panicked.downcast::<String>().expect("a message");
     assert!(message.starts_with("there is no limit \"token\" in {\"requests\": "), "{message}");
 }
@@ -350,9 +350,9 @@ fn what_is_known_of_one_limit_refuses_all_without_a_call() {
     assert_eq!(server.calls(), 2);
     assert!(check(&limits, 100).expect("it answers").allowed(), "it is less");
     assert!(!check(&limits, 1).expect("it answers").allowed());
-    block_on(limits.of("tokens").reset("acme")).expect("it answers");
+    block_on(limits.limiter("tokens").reset("acme")).expect("it answers");
     assert!(check(&limits, 200).expect("it answers").allowed(), "it was reset");
-    let requests = block_on(limits.of("requests").peek("acme")).expect("it answers");
+    let requests = block_on(limits.limiter("requests").peek("acme")).expect("it answers");
     assert_eq!(requests.used(), 3, "refusals took nothing");
 }
 
@@ -398,10 +398,10 @@ fn a_refused_reservation_names_the_limits_that_refuse_it() {
             let in_order = in_order.store(InOrder(memory));
             let decided = [together, in_order].map(|limits| {
                 for _ in 0..used {
-                    let _ = block_on(limits.of("hour").reserve("a", 1)).expect("memory");
+                    let _ = block_on(limits.limiter("hour").reserve("a", 1)).expect("memory");
                 }
                 for name in [&["second"][..], &["second", "day"]][others] {
-                    let _ = block_on(limits.of(name).check("a")).expect("memory");
+                    let _ = block_on(limits.limiter(name).check("a")).expect("memory");
                 }
                 let lines = ["hour", "second", "day"].map(|name| Line::new(name, "a", 1));
                 let refused = block_on(limits.reserve(lines)).expect("memory");

@@ -131,7 +131,7 @@ fn rounds(seed: u64, rounds: u64, max_keys: usize, exact: bool) {
                 ledger.0.lock().unwrap().iter().filter(|(count, _)| count.3 > now)
             {
                 let standing =
-                    answer(limits.of(NAMES[*limit]).with_quotas(plans[*limit][0]).peek(*key));
+                    answer(limits.limiter(NAMES[*limit]).with_quotas(plans[*limit][0]).peek(*key));
                 let usage = &standing.usage()[*quota];
                 // Peeks don't show the rollover of earlier windows.
                 let shown = if *limit == 2 { continue } else { usage.used() as i64 };

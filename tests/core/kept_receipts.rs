@@ -164,7 +164,7 @@ fn a_receipt_is_good_for_the_counters_it_was_taken_from() {
             let line = || [Line::new("jobs", "alice", 1)];
             let charged = || answer(from.charge(line())).expect("it passes");
             // Of several limits, and of one. The last store is a new one each time.
-            let settled = [to.refund(charged()), to.of("jobs").refund(charged())];
+            let settled = [to.refund(charged()), to.limiter("jobs").refund(charged())];
             for settled in settled.map(|reply| reply.now_or_never().expect("at once")) {
                 // A memory is the same behind a `Remote` and behind a pointer.
                 let memories = [1, 2, 1, 2, 1];
@@ -173,7 +173,7 @@ fn a_receipt_is_good_for_the_counters_it_was_taken_from() {
             }
             let own = answer(from.charge(line())).expect("it passes");
             answer(from.clone().refund(own));
-            answer(from.of("jobs").reset("alice"));
+            answer(from.limiter("jobs").reset("alice"));
         }
     }
 }

@@ -385,11 +385,11 @@ fn names_chosen_for_a_hash_are_two_names() {
     let limits = names.map(|name| Quota::per_hour(5).name(name));
     let limits = Limits::new(limits).store(store.clone());
     let both = |cost| answer(limits.check(names.map(|name| Line::new(name, "alice", cost))));
-    let used = || names.map(|name| answer(limits.of(name).peek("alice")).used());
+    let used = || names.map(|name| answer(limits.limiter(name).peek("alice")).used());
     assert!(both(2).allowed());
-    assert!(answer(limits.of(names[0]).charge("alice", 3)).is_ok());
+    assert!(answer(limits.limiter(names[0]).charge("alice", 3)).is_ok());
     assert_eq!(used(), [5, 2]);
-    answer(limits.of(names[0]).reset("alice"));
+    answer(limits.limiter(names[0]).reset("alice"));
     assert_eq!(used(), [0, 2]);
     // Nor where keys share counts.
     let full = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW_MS));

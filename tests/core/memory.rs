@@ -284,14 +284,14 @@ fn a_receipt_is_of_the_quotas_that_decided() {
     let of_hour = |cost| [Line::new("a", "k", cost).with_quotas(&hour)];
     assert!(answer(limits.check(of_hour(5))).allowed());
     let until = UNIX_EPOCH + Duration::from_millis(NOW_MS + 500);
-    limits.of("a").set_quotas_until(Quota::per_hour(9), until);
+    limits.limiter("a").set_quotas_until(Quota::per_hour(9), until);
     // That time is over at the second reading.
     clock.0.store(1, Ordering::SeqCst);
     match answer(limits.charge([Line::new("a", "k", 3)])) {
         Ok(receipt) => answer(limits.refund(receipt)),
         Err(refused) => assert_eq!(refused.decision().limit(), 9),
     }
-    let minute = answer(limits.of("a").peek("k")).used();
+    let minute = answer(limits.limiter("a").peek("k")).used();
     assert_eq!((answer(limits.peek(of_hour(0))).used(), minute), (5, 0));
 }
 
@@ -314,10 +314,10 @@ fn a_clock_that_panics_blocks_no_later_charge() {
     type Call = fn(&Limits);
     let calls: [(Call, [u64; 2]); 5] = [
         (|limits| _ = answer(limits.check(lines())), [2, 2]),
-        (|limits| _ = answer(limits.of("a").check("alice")), [2, 1]),
-        (|limits| _ = answer(limits.of("b").reserve("alice", 1)).expect("room"), [1, 2]),
-        (|limits| _ = answer(limits.of("b").peek("alice")), [1, 1]),
-        (|limits| answer(limits.of("a").reset("alice")), [0, 1]),
+        (|limits| _ = answer(limits.limiter("a").check("alice")), [2, 1]),
+        (|limits| _ = answer(limits.limiter("b").reserve("alice", 1)).expect("room"), [1, 2]),
+        (|limits| _ = answer(limits.limiter("b").peek("alice")), [1, 1]),
+        (|limits| answer(limits.limiter("a").reset("alice")), [0, 1]),
     ];
     for (call, expected) in calls {
         let (clock, daily) = (Failing::default(), Quota::per_day(9));

@@ -365,7 +365,7 @@ fn tokens_of_a_shared_entry_come_back_to_the_entry_of_the_key() {
             let decision = answer(limits.check(lines(1)));
             assert_eq!(decision.of("limited").expect("it took part").used(), 5);
             answer(limits.refund(receipt));
-            assert_eq!(answer(limits.of("limited").peek("k")).remaining(), left, "{quotas}");
+            assert_eq!(answer(limits.limiter("limited").peek("k")).remaining(), left, "{quotas}");
         }
     }
 }

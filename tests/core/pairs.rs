@@ -92,7 +92,7 @@ async fn a_shard_that_fails_open_fails_only_its_own_limit() {
             let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;
             passed += u64::from(response.status() == 200);
         }
-        let used = limits.of("well").peek(Key::global()).await.expect("it answers").used();
+        let used = limits.limiter("well").peek(Key::global()).await.expect("it answers").used();
         assert_eq!((passed, used), (2, 2), "the limit whose shard is well refuses");
     }
 }
@@ -228,7 +228,7 @@ async fn a_settled_limit_without_a_layer_asks_again_after_a_second() {
         let limits = if kind == 2 { vec![far, all] } else { vec![far] };
         let limits = Limits::new(limits).store(store);
         let check = async || match kind {
-            0 => limits.of("far").check("alice").await.expect("it answers").allowed(),
+            0 => limits.limiter("far").check("alice").await.expect("it answers").allowed(),
             1 => limits.check(&lines()[..1]).await.expect("it answers").allowed(),
             _ => limits.check(lines()).await.expect("it answers").allowed(),
         };
@@ -255,7 +255,7 @@ async fn a_shard_that_fails_is_counted_in_memory_alone() {
     }
     assert_eq!(passed, 2);
     assert_eq!(
-        limits.of("down").peek("alice").await.expect("it answers").used(),
+        limits.limiter("down").peek("alice").await.expect("it answers").used(),
         2,
         "given back in memory"
     );
@@ -271,7 +271,7 @@ async fn a_reset_while_a_group_is_refused_is_seen() {
     let refused = tokio::spawn(limits.check(lines()));
     sleep(Duration::from_millis(5)).await;
     server.slow(0, 0);
-    limits.of("far").reset("alice").await.expect("it answers");
+    limits.limiter("far").reset("alice").await.expect("it answers");
     assert!(!refused.await.expect("no panic").expect("it answers").allowed());
     assert!(limits.check(lines()).await.expect("it answers").allowed());
 }
@@ -307,7 +307,7 @@ async fn a_failure_returns_what_was_taken_before_it_is_answered() {
     for _ in 0..5 {
         let Ok(response) = layer.layer(ok_service()).oneshot(Request::new(())).await;
         assert_eq!(response.status(), 503);
-        assert_eq!(limits.of("well").peek(Key::global()).await.expect("it answers").used(), 0);
+        assert_eq!(limits.limiter("well").peek(Key::global()).await.expect("it answers").used(), 0);
     }
 }
 
@@ -325,7 +325,7 @@ async fn a_shadow_limit_counts_what_passes_since_other_shards_fail() {
         let Ok(response) = layer.layer(ok_service()).oneshot(Request::new(())).await;
         assert_eq!(response.status(), 200);
         sleep(SECOND).await;
-        let shadow = limits.of("shadow").peek(Key::global()).await.expect("it answers");
+        let shadow = limits.limiter("shadow").peek(Key::global()).await.expect("it answers");
         assert_eq!(shadow.used(), 1, "{more}");
     }
 }

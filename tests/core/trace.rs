@@ -331,7 +331,7 @@ impl Rig {
     }
 
     pub(crate) fn remaining(&self) -> u64 {
-        let decision = answer(self.limits.of(NAMES[0]).peek(KEYS[0]));
+        let decision = answer(self.limits.limiter(NAMES[0]).peek(KEYS[0]));
         decision.usage().iter().map(|s| s.remaining()).min().expect("a quota")
     }
 
@@ -385,7 +385,7 @@ impl Rig {
     /// A limiter's charge is that of its limit alone.
     fn decide(&self, ask: Ask, asked: &[Asked]) -> (Decision, Option<Receipt>) {
         if let &[(limit, key, cost)] = asked {
-            let limiter = self.limits.of(NAMES[limit]);
+            let limiter = self.limits.limiter(NAMES[limit]);
             return match ask {
                 Ask::Peek => (peek(limiter, KEYS[key], cost), None),
                 _ => charge(limiter, KEYS[key], cost, ask == Ask::Reserve),
@@ -466,13 +466,13 @@ impl Rig {
                 let of = of.index(2 * self.specs.len());
                 let (limit, key) = (of / 2, of % 2);
                 self.models[limit][key].reset();
-                answer(self.limits.of(NAMES[limit]).reset(KEYS[key]));
+                answer(self.limits.limiter(NAMES[limit]).reset(KEYS[key]));
             }
             Op::Limits(amounts) => {
                 for (specs, name) in self.specs.iter_mut().zip(NAMES) {
                     let specs_of = specs.iter_mut().zip(amounts);
                     specs_of.for_each(|(spec, amounts)| spec.amounts = *amounts);
-                    self.limits.of(name).set_quotas(set(specs).expect("checked"));
+                    self.limits.limiter(name).set_quotas(set(specs).expect("checked"));
                 }
             }
         }

@@ -166,7 +166,7 @@ async fn counted(store: &FarStore) -> [u64; 3] {
     for (used, (name, key)) in
         used.iter_mut().zip([("requests", "acme"), ("tokens", "acme"), ("cents", "ann")])
     {
-        *used = counts.of(name).peek(key).await.expect("memory answers").used();
+        *used = counts.limiter(name).peek(key).await.expect("memory answers").used();
     }
     used
 }
@@ -229,7 +229,7 @@ async fn a_reservation_that_would_be_due_too_late_is_returned() {
     assert_eq!(late.decision().retry_at(), expected.decision().retry_at());
     assert_eq!(late.decision().name(), "slow");
     for name in ["fast", "slow"] {
-        let standing = memory.of(name).peek("k").await.unwrap();
+        let standing = memory.limiter(name).peek("k").await.unwrap();
         assert_eq!(standing.used(), 1, "{name}");
         let told = late.decision().of(name).unwrap();
         assert_eq!(told.used(), 1, "{name}");

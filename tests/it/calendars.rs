@@ -80,7 +80,7 @@ async fn an_upgrade_in_mid_month_keeps_what_was_used() {
     let clock = ManualClock::at_ms(NOW_MS);
     let plan = Quota::per_month(2).from_day(15).in_zone("Europe/Berlin");
     let layer = layer(plan.and(Quota::per_minute(60)), &clock);
-    let limiter = Limits::from(&layer).of("plan").clone();
+    let limiter = Limits::from(&layer).limiter("plan").clone();
     let app = Router::new()
         .route("/", on_get(async || "hello").layer(layer.clone()))
         .route_service("/rate_limit", RateLimitEndpoint::new([&layer]));

@@ -312,7 +312,7 @@ async fn a_limit_in_shadow_mode_shows_no_numbers() {
         let message = r#"{"message":"Rate limiting is not enabled."}"#;
         assert_eq!((status, told.as_str()), (StatusCode::NOT_FOUND, message));
 
-        Limits::from(&core).of("core").set_shadow(false);
+        Limits::from(&core).limiter("core").set_shadow(false);
         let request = Request::get("/").header("x-user", "alice").body(Body::empty());
         let core = standing(5);
         let both = format!(r#"{{"resources":{{"core":{core},"search":{search}}},"rate":{core}}}"#);

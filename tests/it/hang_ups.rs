@@ -102,7 +102,7 @@ fn a_correction_that_panics_leaves_the_others_and_is_not_made_again() {
         let Ok(_) = block_on(layer.layer(inner).oneshot(get("/")));
         clock.fail(0, 0);
         let used = ["one", "two"].map(|name| {
-            let standing = block_on(limits.of(name).peek(Key::global()));
+            let standing = block_on(limits.limiter(name).peek(Key::global()));
             standing.expect("memory answers").used()
         });
         assert_eq!(used, left, "{at}, {times} times");

@@ -251,7 +251,7 @@ proptest! {
         let mut now = NOW_MS;
         let names = ["a", "b", "c"];
         let layers = [0, 1, 2].map(|i| layered(limit(all[i]).name(names[i]), &clock));
-        let limiters = [0, 1, 2].map(|i| Limits::from(&layers[i]).of(names[i]).clone());
+        let limiters = [0, 1, 2].map(|i| Limits::from(&layers[i]).limiter(names[i]).clone());
         let [a, b, c] = layers;
         let service = handler(ServiceBuilder::new().layer(a).layer(b).layer(c));
         for (cost, wait) in asked {
@@ -407,7 +407,7 @@ fn a_limiters_headers_are_of_the_quotas_that_decided() {
     let plan = Quota::per_day(200).into();
     let lines =
         [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 1).with_quotas(&plan)];
-    let tokens = limits.of("tokens");
+    let tokens = limits.limiter("tokens");
     assert_eq!(policy(tokens, limits.check(lines)), r#""tokens:200/day";q=200;w=86400"#);
 }
 
@@ -445,7 +445,7 @@ fn layers_with_different_header_formats_do_not_contradict_each_other() {
             let of = |n, name| layered(limit(Quota::per_minute(n)).name(name), &clock);
             let outer = of(5, "outer").headers(outer_style);
             let inner = of(1, "inner").headers(inner_style);
-            let limiter = Limits::from(&outer).of("outer").clone();
+            let limiter = Limits::from(&outer).limiter("outer").clone();
             let service = handler(ServiceBuilder::new().layer(outer).layer(inner.clone()));
             let alone = handler(inner);
             ask(&service, 1);

@@ -261,7 +261,7 @@ fn a_true_cost_of_ten_windows_is_told_once() {
     let settle = async |case: usize, cost: u64| {
         let limit = |name| Quota::per_minute(100).name(name).key(Key::global()).settled();
         let limits = Limits::new([limit("tokens"), limit("cents")]);
-        let tokens = limits.of("tokens");
+        let tokens = limits.limiter("tokens");
         match case {
             0 => {
                 let receipt =

@@ -75,7 +75,7 @@ const MISTAKES: &[Mistake] = &[
     (line!(), || made(Limits::new([minute()]).store(shared()))),
     (line!(), || made(Limits::new([minute(), minute()]))),
     (line!(), || made(Limits::new([minute().name("a"), minute().name("a")]))),
-    (line!(), || made(Limits::new([minute().name("a")]).of("b"))),
+    (line!(), || made(Limits::new([minute().name("a")]).limiter("b"))),
     (line!(), || made(FixedWindowLayer::new([limit(), limit()]))),
     (line!(), || made(RateLimitEndpoint::new([&FixedWindowLayer::new(minute())]))),
     (line!(), || made(RateLimitEndpoint::new([&layer("a"), &FixedWindowLayer::new(minute())]))),

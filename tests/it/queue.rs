@@ -328,7 +328,7 @@ async fn a_line_goes_on_by_the_store_where_others_have_taken_what_was_left() {
         let served = Served::default();
         let layer = FixedWindowLayer::new(limits().store(store));
         let service = noting(&layer.queue(30, LONG), &served);
-        let of_other = |cost| other.of("tested").charge(Key::global(), cost);
+        let of_other = |cost| other.limiter("tested").charge(Key::global(), cost);
         assert!(of_other(10).await.expect("memory").is_ok());
         let waiting = send(&service, 14);
         // The next charge is sent so as to come with the window, and comes after the other node's.
@@ -534,8 +534,8 @@ async fn returned_elsewhere(store: impl Store + Clone) {
             0 => limiter().refund(receipt),
             1 => limiter().settle(receipt, 1),
             2 => limiter().reset(Key::global()),
-            3 => Limits::from(&layer()).of("of-queue").reset(Key::global()),
-            _ => limits().of("of-queue").reset(Key::global()),
+            3 => Limits::from(&layer()).limiter("of-queue").reset(Key::global()),
+            _ => limits().limiter("of-queue").reset(Key::global()),
         };
         returned.await.expect("it answers");
         let Ok(response) = waiting.await.expect("no panic");
@@ -668,7 +668,7 @@ async fn only_limits_that_can_refuse_are_waited_for() {
         tokio::task::yield_now().await;
     }
     answered(waiting).await;
-    assert_eq!(used(limits.of("shadow")).await, 1);
+    assert_eq!(used(limits.limiter("shadow")).await, 1);
     let served = served.lock().unwrap();
     let mut served: Vec<_> = served.iter().map(|(path, at)| (&**path, at / 1_000)).collect();
     served.sort_unstable();
@@ -696,7 +696,7 @@ async fn tokens_of_those_that_are_gone_are_for_another_line() {
     assert!(served.lock().unwrap().iter().all(|(_, at)| *at < 2_000), "{served:?}");
     let mut org = Key::default();
     header("x-org").extract(&of_user("/", "ann").into_parts().0, &mut org).expect("it is there");
-    assert_eq!(limits.of("org").peek(org).await.expect("memory").used(), 2);
+    assert_eq!(limits.limiter("org").peek(org).await.expect("memory").used(), 2);
 }
 
 /// The limits have room, but the service is not ready: the refusal has a time to come back all the

@@ -138,7 +138,7 @@ async fn a_token_that_comes_back_wakes_no_line() {
     .queue(10, LONG);
     let service = boxed(&layer);
     let limits = Limits::from(&layer);
-    let all = limits.of("all");
+    let all = limits.limiter("all");
     let receipt = all.charge(Key::global(), 10).await.expect("memory").expect("there is room");
     let wakes = Arc::new(CountWakes(AtomicUsize::new(0)));
     let waker = Waker::from(Arc::clone(&wakes));
@@ -192,7 +192,7 @@ async fn quotas_may_be_added_and_removed_while_the_store_decides() {
         let spawn = || spawn(&service, "/");
         let mut requests: Vec<_> = (0..5).map(|_| spawn()).collect();
         sleep(ms(10)).await;
-        Limits::from(&layer).of("changes").set_quotas(after);
+        Limits::from(&layer).limiter("changes").set_quotas(after);
         requests.extend((0..3).map(|_| spawn()));
         pass(requests).await;
     }
@@ -495,9 +495,10 @@ async fn a_request_one_of_whose_limits_goes_into_shadow_mode_keeps_its_deadline(
     let waiting = spawn(&service, "/");
     sleep_until(began + ms(1_900)).await;
     // The fast limit has no room before the third second then.
-    let receipt = limits.of("fast").charge(Key::global(), 1).await.expect("memory").expect("room");
-    limits.of("fast").settle(receipt, 2).await.expect("memory");
-    limits.of("slow").set_shadow(true);
+    let receipt =
+        limits.limiter("fast").charge(Key::global(), 1).await.expect("memory").expect("room");
+    limits.limiter("fast").settle(receipt, 2).await.expect("memory");
+    limits.limiter("slow").set_shadow(true);
     assert_eq!(waiting.await.expect("no panic"), 429);
     let waited = began.elapsed() - ms(600);
     assert!(waited <= ms(1_510), "{waited:?}");
@@ -522,10 +523,10 @@ async fn requests_that_wait_notice_that_their_limit_was_lifted() {
             let waiting: Vec<_> = (0..3).map(|_| send()).collect();
             let began = Instant::now();
             sleep(ms(10_000)).await;
-            lift(limits.of("a"));
+            lift(limits.limiter("a"));
             pass(waiting).await;
             assert!(began.elapsed() < ms(30_000), "{:?}", began.elapsed());
-            let used = limits.of("a").with_quotas(Quota::per_day(1)).peek(Key::global());
+            let used = limits.limiter("a").with_quotas(Quota::per_day(1)).peek(Key::global());
             assert_eq!(used.await.expect("memory").used(), 1, "they pass uncounted");
         }
     }
@@ -545,7 +546,7 @@ async fn a_request_that_is_charged_in_another_line_keeps_its_service_ready() {
         assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
         let waiting = spawn(&service, "/");
         sleep(ms(10_000)).await;
-        ease(limits.of("a"));
+        ease(limits.limiter("a"));
         assert_eq!(waiting.await.expect("no panic"), 200);
     }
 }
@@ -588,7 +589,7 @@ async fn a_request_that_waits_again_holds_no_permit_of_its_service() {
     for is_busy in [true, false] {
         let (layer, ends) = (layer(), Arc::default());
         let limits = Limits::from(&layer);
-        let limiter = limits.of("a");
+        let limiter = limits.limiter("a");
         let service = Ends(ConcurrencyLimitLayer::new(1).layer(slow), Arc::clone(&ends));
         let service = layer.layer(service);
         let send = |path| spawn(&service, path);
@@ -625,9 +626,9 @@ async fn a_limit_in_shadow_mode_counts_requests_whose_limit_was_lifted() {
     assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
     let waiting = spawn(&service, "/");
     sleep(ms(10_000)).await;
-    limits.of("a").set_quotas(Plan::UNLIMITED);
+    limits.limiter("a").set_quotas(Plan::UNLIMITED);
     assert_eq!(waiting.await.expect("no panic"), 200);
-    assert_eq!(limits.of("b").peek(Key::global()).await.expect("memory").used(), 2);
+    assert_eq!(limits.limiter("b").peek(Key::global()).await.expect("memory").used(), 2);
 }
 
 /// A shadow mode that was over before anybody was polled changes nothing.
@@ -652,7 +653,7 @@ async fn a_request_keeps_its_place_when_a_shadow_mode_has_ended() {
         // So that no request is polled while it lasts.
         sleep_until(began + ms(15_120)).await;
         if shadow {
-            Limits::from(&layer).of("a").set_shadow_until(true, until);
+            Limits::from(&layer).limiter("a").set_shadow_until(true, until);
         }
         let all = [first.await, second.await, third.await];
         ends.push(all.map(|end| end.expect("no panic")));
@@ -814,7 +815,7 @@ async fn a_request_asks_in_its_turn_also_if_a_shadow_mode_ends_while_its_service
         let layer = FixedWindowLayer::new(&limits).queue(9, LONG);
         let shadow = limits.clone();
         let service = layer.layer(ReadyIf::new(move |_, _| {
-            shadow.of("a").set_shadow(false);
+            shadow.limiter("a").set_shadow(false);
             true
         }));
         let call = || -> Pending { Box::pin(service.clone().call(get("/"))) };
@@ -823,7 +824,7 @@ async fn a_request_asks_in_its_turn_also_if_a_shadow_mode_ends_while_its_service
         let (mut first, mut second) = (call(), call());
         assert!(!poll(&mut first) && !poll(&mut second));
         tokio::time::advance(ms(1_000)).await;
-        limits.of("a").set_shadow(true);
+        limits.limiter("a").set_shadow(true);
         assert!(!poll(&mut second), "the first is before it");
         assert!(poll(&mut first));
         tokio::time::advance(ms(1_000)).await;

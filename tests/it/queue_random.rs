@@ -302,7 +302,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
         }
         if setup.changes {
             let quotas = setup.quotas(rng.u64(1..=2));
-            layers.iter().for_each(|layer| Limits::from(layer).of(LINES).set_quotas(quotas));
+            layers.iter().for_each(|layer| Limits::from(layer).limiter(LINES).set_quotas(quotas));
         }
     }
     {

@@ -352,7 +352,7 @@ async fn a_kept_refusal_is_the_one_that_would_be_made_anew() {
                 4 => {
                     let (key, quota) = ("p".repeat(rng.usize(1..6)), some_quota(&mut rng));
                     let until = UNIX_EPOCH + Duration::from_secs(1_767_225_540 + 60);
-                    limits.of("limit-0").set_key_quotas_until(key, quota, until);
+                    limits.limiter("limit-0").set_key_quotas_until(key, quota, until);
                 }
                 _ => {}
             }

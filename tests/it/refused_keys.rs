@@ -138,8 +138,14 @@ async fn refusals_are_counted_however_they_are_asked_for() {
             let _ = limits.check([line("api", "a"), tokens]).await.expect("an answer");
             let _ = limits.peek([line("api", "a")]).await.expect("an answer");
         }
-        assert_eq!((count(limits.of("api"), "a"), refused(limits.of("api")).total), (2, 2));
-        assert_eq!((count(limits.of("tokens"), "t"), refused(limits.of("tokens")).total), (1, 1));
+        assert_eq!(
+            (count(limits.limiter("api"), "a"), refused(limits.limiter("api")).total),
+            (2, 2)
+        );
+        assert_eq!(
+            (count(limits.limiter("tokens"), "t"), refused(limits.limiter("tokens")).total),
+            (1, 1)
+        );
     }
 }
 
@@ -151,7 +157,7 @@ async fn a_layer_of_several_limits_counts_each_by_its_own_key_and_shadows_too() 
             Quota::per_hour(1).name("all").key(Key::global()).shadow(),
             limit(9).name("never").track_refused(9),
         ]);
-        let untracked = limits.of("all").refused();
+        let untracked = limits.limiter("all").refused();
         assert!(untracked.is_none(), "a list of none would say that nobody is limited");
         let watched = Quota::per_hour(1).name("all").key(Key::global());
         let watched = watched.shadow().track_refused(9);
@@ -165,10 +171,13 @@ async fn a_layer_of_several_limits_counts_each_by_its_own_key_and_shadows_too() 
         }
         // Shadow charges in the background are done by now.
         corrected().await;
-        assert_eq!((count(limits.of("api"), "x"), refused(limits.of("api")).total), (1, 1));
-        assert_eq!(refused(limits.of("never")).total, 0);
+        assert_eq!(
+            (count(limits.limiter("api"), "x"), refused(limits.limiter("api")).total),
+            (1, 1)
+        );
+        assert_eq!(refused(limits.limiter("never")).total, 0);
         // Shadow mode let two requests pass. The limit took no part in the refused one.
-        let shadow = refused(limits.of("all"));
+        let shadow = refused(limits.limiter("all"));
         assert_eq!((shadow.total, shadow.keys[0].key == Key::global()), (2, true), "{mood:?}");
         assert_eq!((shadow.routes[0].route.as_str(), shadow.routes[0].count), ("b", 2));
     }
@@ -224,7 +233,7 @@ async fn a_route_that_a_client_has_invented_is_cut() {
     for end in ["b", "c/d"] {
         assert_eq!(ask(&layer, &format!("/{}{end}", "a".repeat(10_000)), "alice").await, 429);
     }
-    let list = Limits::from(&layer).of("api").refused().expect("tracked");
+    let list = Limits::from(&layer).limiter("api").refused().expect("tracked");
     assert_eq!(list.routes.len(), 1);
     assert_eq!((list.routes[0].route.as_str(), list.routes[0].count), (&*"a".repeat(64), 2));
 }
@@ -369,8 +378,8 @@ fn limits_that_are_built_twice_have_lists_of_their_own() {
     // On another store, the list starts empty.
     let moved = Limits::new([Quota::per_hour(0).name("api").track_refused(3)]);
     let moved = moved.store(MemoryStore::new());
-    let _ = block_on(moved.of("api").check("a")).expect("memory answers");
-    assert_eq!(refused(moved.of("api")).total, 1);
+    let _ = block_on(moved.limiter("api").check("a")).expect("memory answers");
+    assert_eq!(refused(moved.limiter("api")).total, 1);
 }
 
 #[tokio::test]

@@ -64,7 +64,8 @@ forward_to_memory!(Late, {});
 
 /// A call has a deadline where there are timers.
 async fn ask_a_store_that_is_late(runtime: Runtime) {
-    let store = Remote::around(Late(MemoryStore::new(), 300)).deadline(Duration::from_millis(100));
+    let store =
+        Remote::around(Late(MemoryStore::new(), 1_500)).deadline(Duration::from_millis(100));
     let limit = Quota::per_minute(5).name("late").store(store);
     let decision = limit.check(Key::global()).await.expect("memory stands in");
     assert_eq!(decision.is_local(), runtime == Timers, "{runtime:?}");
@@ -72,7 +73,8 @@ async fn ask_a_store_that_is_late(runtime: Runtime) {
 
 /// The limits of this store are charged in order.
 async fn ask_for_two_limits(runtime: Runtime) {
-    let store = Remote::around(Late(MemoryStore::new(), 600)).deadline(Duration::from_millis(900));
+    let store =
+        Remote::around(Late(MemoryStore::new(), 1_500)).deadline(Duration::from_millis(2_250));
     let limits = ["a", "b", "c"].map(|name| Quota::per_minute(5).name(name).key(Key::global()));
     let layer = FixedWindowLayer::new(Limits::new(limits).store(store)).expose_decision();
     let service = layer.layer(service_fn(move |request: Request<Body>| {

@@ -93,7 +93,7 @@ async fn a_hook_that_panics_keeps_nothing_from_another_limit() {
             let case = format!("{mood:?}, {hook:?}, {shadows} in shadow mode, refund {refund}");
             // A request passes though a warning of it panicked.
             assert_eq!(panicked, hook.is_none(), "{case}");
-            let used = NAMES.map(|name| limits.of(name).peek(Key::global()));
+            let used = NAMES.map(|name| limits.limiter(name).peek(Key::global()));
             for used in used {
                 let expected = u64::from(!(panicked && refund));
                 assert_eq!(used.await.expect("an answer").used(), expected, "{case}");
@@ -158,7 +158,7 @@ async fn beside_a_limit_whose_store_fails_one_in_shadow_mode_is_corrected() {
         let asked = tokio::time::timeout(Duration::from_millis(50), app.oneshot(request)).await;
         assert_eq!(asked.is_err(), path == "/dropped");
         corrected().await;
-        let used = limits.of("two").peek(Key::global()).await.expect("an answer").used();
+        let used = limits.limiter("two").peek(Key::global()).await.expect("an answer").used();
         assert_eq!(used, count, "{path}");
     }
 }

@@ -174,7 +174,7 @@ async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
         let mut all = vec![Quota::per_minute(1).name("api").key(Key::global())];
         all.extend((0..others).map(|_| other.clone()));
         let limits = Limits::new(all).store(store);
-        let api = limits.of("api");
+        let api = limits.limiter("api");
         let layer = FixedWindowLayer::new(&limits).queue(10, Duration::from_secs(600));
         let service = layer.layer(service_fn(inner));
         let first = service.clone().oneshot(get("/")).await.expect("infallible");
@@ -269,22 +269,25 @@ async fn a_remembered_refusal_does_not_outlive_a_raise() {
 fn what_is_in_another_store_keeps_no_change_that_ends() {
     let limits = Limits::new([Quota::per_day(5).name("api")]);
     limits
-        .of("api")
+        .limiter("api")
         .set_quotas_until(Quota::per_day(9), SystemTime::now() + Duration::from_secs(9));
     let moved = limits.clone().store(MemoryStore::new());
-    assert_eq!(moved.of("api").quotas(), Some(Quota::per_day(5).into()));
-    limits.of("api").set_quotas(Quota::per_day(7));
+    assert_eq!(moved.limiter("api").quotas(), Some(Quota::per_day(5).into()));
+    limits.limiter("api").set_quotas(Quota::per_day(7));
     limits
-        .of("api")
+        .limiter("api")
         .set_quotas_until(Quota::per_day(9), SystemTime::now() + Duration::from_secs(9));
-    assert_eq!(limits.store(MemoryStore::new()).of("api").quotas(), Some(Quota::per_day(7).into()));
+    assert_eq!(
+        limits.store(MemoryStore::new()).limiter("api").quotas(),
+        Some(Quota::per_day(7).into())
+    );
 }
 
 #[test]
 fn shadow_mode_for_good_goes_to_another_store() {
     let limits = Limits::new([Quota::per_minute(0).name("api").key(Key::global())]);
     for (shadow, status) in [(true, 200), (false, 429)] {
-        limits.of("api").set_shadow(shadow);
+        limits.limiter("api").set_shadow(shadow);
         let moved = limits.clone().store(MemoryStore::new());
         assert_eq!(ask(&FixedWindowLayer::new(&moved), Request::get("/")).status(), status);
     }
@@ -386,7 +389,7 @@ fn limits_are_lifted_and_set_again_at_run_time() {
     assert_eq!(limit_of(&layer, "a"), ("0".to_owned(), 429));
     assert_eq!(limit_of(&layer, "c"), (String::new(), 200));
     let moved = Limits::from(&api).store(MemoryStore::new());
-    assert_eq!(moved.of("api").quotas(), Some(Plan::UNLIMITED));
+    assert_eq!(moved.limiter("api").quotas(), Some(Plan::UNLIMITED));
     lifted("1/day");
     assert_eq!(limit_of(&layer, "c"), ("1".to_owned(), 200));
 

@@ -38,7 +38,7 @@ fn of_tokens(name: &str) -> Limit {
 }
 
 async fn used(limits: &Limits, name: &str) -> u64 {
-    limits.of(name).peek(Key::global()).await.expect("memory").used()
+    limits.limiter(name).peek(Key::global()).await.expect("memory").used()
 }
 
 /// Answers with a true cost, a status, or never.

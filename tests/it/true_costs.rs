@@ -40,7 +40,7 @@ async fn used(limits: &Limits) -> [u64; 2] {
     corrected().await;
     let mut used = [0; 2];
     for (used, name) in used.iter_mut().zip(NAMES) {
-        *used = limits.of(name).peek(Key::global()).await.expect("it answers").used();
+        *used = limits.limiter(name).peek(Key::global()).await.expect("it answers").used();
     }
     used
 }

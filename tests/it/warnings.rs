@@ -351,7 +351,7 @@ async fn a_hook_that_panics_at_a_true_cost_loses_no_other_one() {
                 corrected().await;
                 let mut used = [0; 3];
                 for (used, name) in used.iter_mut().zip(["one", "two", "three"]) {
-                    let decision = limits.of(name).peek(Key::global()).await;
+                    let decision = limits.limiter(name).peek(Key::global()).await;
                     *used = decision.expect("an answer").used();
                 }
                 used
@@ -371,7 +371,7 @@ async fn a_hook_that_panics_at_a_true_cost_loses_no_other_one() {
             assert_eq!(used().await, [9; 3], "{mood:?}");
 
             for name in ["one", "two", "three"] {
-                limits.of(name).reset(Key::global()).await.expect("an answer");
+                limits.limiter(name).reset(Key::global()).await.expect("an answer");
             }
             let (cost, mut meter) = TrueCost::metered();
             answer(cost).await;
@@ -380,7 +380,7 @@ async fn a_hook_that_panics_at_a_true_cost_loses_no_other_one() {
             assert_eq!(used().await, [8; 3], "{mood:?}");
 
             for name in ["one", "two", "three"] {
-                limits.of(name).reset(Key::global()).await.expect("an answer");
+                limits.limiter(name).reset(Key::global()).await.expect("an answer");
             }
             let lines = ["one", "two", "three"].map(|name| Line::new(name, Key::global(), 1));
             let receipts = limits.charge(lines).await.expect("an answer").expect("it passes");

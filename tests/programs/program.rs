@@ -252,7 +252,7 @@ impl Program {
         for (limit, live) in &mut self.model.limits.0 {
             let of = &self.setup.layers[limit.0].limits[limit.1];
             live.end(now.at);
-            let limiter = limits[limit.0].of(of.name);
+            let limiter = limits[limit.0].limiter(of.name);
             if of.plans.len() == 1 {
                 assert_eq!(
                     limiter.quotas(),
@@ -367,7 +367,7 @@ impl Program {
         let limits: Vec<_> = self.model.limits.0.keys().copied().collect();
         let limit = limits[self.rng.usize(..limits.len())];
         let name = self.setup.layers[limit.0].limits[limit.1].name;
-        (limit, self.opened().limits[limit.0].of(name).clone())
+        (limit, self.opened().limits[limit.0].limiter(name).clone())
     }
 
     fn change(&mut self) {

@@ -42,7 +42,8 @@ fn lines(user: &str, cents: u64) -> [Line<'static>; 3] {
 }
 
 async fn used(limits: &Limits, user: &str) -> [u64; 3] {
-    let of = async |name, key: &str| limits.of(name).peek(key).await.expect("it answers").used();
+    let of =
+        async |name, key: &str| limits.limiter(name).peek(key).await.expect("it answers").used();
     [of("requests", "acme").await, of("tokens", "acme").await, of("cents", user).await]
 }
 
@@ -55,7 +56,7 @@ async fn groups_share_calls_with_single_charges() {
     assert!(warm.iter().all(|answer| answer.as_ref().is_ok_and(Decision::allowed)));
     server.ask::<()>(&["CONFIG", "RESETSTAT"]);
     let groups = join_all((0..200).map(|i| limits.check(lines(&format!("user {}", i % 7), 1))));
-    let singles = join_all((0..56).map(|_| limits.of("cents").check("ann")));
+    let singles = join_all((0..56).map(|_| limits.limiter("cents").check("ann")));
     let (groups, singles) = tokio::join!(groups, singles);
     assert!(groups.iter().all(|answer| answer.as_ref().is_ok_and(Decision::allowed)));
     let passed = singles.iter().filter(|answer| answer.as_ref().is_ok_and(Decision::allowed));
@@ -111,11 +112,11 @@ async fn limits_of_equal_quotas_are_charged_together() {
     let quotas = ["one", "other"].map(|name| Quota::per_year(3).name(name));
     let limits = Limits::new(quotas).store(store(&server));
     let lines = ["one", "other"].map(|name| Line::new(name, "ann", 2));
-    assert!(limits.of("other").charge("ann", 2).await.expect("it answers").is_ok());
+    assert!(limits.limiter("other").charge("ann", 2).await.expect("it answers").is_ok());
     let decision = limits.check(&lines).await.expect("it answers");
     assert_eq!(decision.name(), "other");
     assert!(!decision.allowed());
-    assert_eq!(limits.of("one").peek("ann").await.expect("it answers").used(), 0);
+    assert_eq!(limits.limiter("one").peek("ann").await.expect("it answers").used(), 0);
 }
 
 /// Keys are in several slots: in order, whether the store knows it from the start or finds out.

@@ -330,7 +330,7 @@ async fn nodes_share_a_count_over_tls() {
             .forgets_after(Duration::from_secs(2))
             .delay(Duration::from_millis(one_way));
         let store = |run| {
-            let store = RedisStore::client(certificate.client(proxy.port));
+            let store = RedisStore::from_client(certificate.client(proxy.port));
             store.deadline(Duration::from_millis(deadline)).prefix(&format!("{one_way}-{run}"))
         };
         assert_one_count_of(|run| [node(store(run)), node(store(run))]).await;

@@ -50,7 +50,7 @@ async fn a_decision_is_one_call_of_however_many_limits_and_quotas() {
         assert!(stats.contains("cmdstat_evalsha:calls=100,"), "{stats}");
         assert!(!stats.contains("cmdstat_eval:") && !stats.contains("cmdstat_script"), "{stats}");
         for name in names {
-            assert_eq!(limits.of(name).peek("alice").await.expect("it answers").used(), 101);
+            assert_eq!(limits.limiter(name).peek("alice").await.expect("it answers").used(), 101);
         }
     }
 }

@@ -131,7 +131,7 @@ async fn connects_one_way() {
         }
         "client" => {
             let Some(_server) = start(&[]) else { return };
-            wait_until_joined(RedisStore::client(certificate.client(port))).await;
+            wait_until_joined(RedisStore::from_client(certificate.client(port))).await;
         }
         "connecting" => {
             let Some(_server) = start(&[]) else { return };
@@ -208,7 +208,8 @@ async fn the_error_says_what_is_wrong_with_a_certificate() {
         let Some(_server) = certificate.server(port, &[]) else { return };
         wait_for("the server", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
         // A handshake on a busy machine takes longer than the usual deadline.
-        let store = RedisStore::client(certificate.client(port)).deadline(Duration::from_secs(20));
+        let store =
+            RedisStore::from_client(certificate.client(port)).deadline(Duration::from_secs(20));
         let error = limiter(store).check("ann").await.expect_err(told);
         assert_eq!(error.to_string(), format!("Redis can't be reached ({told})"));
     }

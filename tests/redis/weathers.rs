@@ -173,7 +173,7 @@ fn in_all_weathers_what_the_server_counted_is_what_passed() {
             limits(store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny));
         for (key, account) in accounts.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let (name, limit) = if key.starts_with("org") { ("org", ORG) } else { ("user", USER) };
-            let peek = direct.of(name).peek(key.as_str());
+            let peek = direct.limiter(name).peek(key.as_str());
             let used = nodes[0].runtime.block_on(peek).expect("it answers").used();
             let least = account.passed.saturating_sub(account.returned + account.perhaps_returned);
             let most = account.passed + account.perhaps_passed - account.returned;

@@ -255,7 +255,7 @@ fn limits_in_opposite_orders() {
     let passed: u64 = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
     assert_eq!(passed, 3, "of each key, two tokens don't fit twice into three");
     for key in 0..3_u64 {
-        let used = (now(limits.of("one").peek(key)), now(limits.of("two").peek(key + 10)));
+        let used = (now(limits.limiter("one").peek(key)), now(limits.limiter("two").peek(key + 10)));
         assert_eq!((used.0.used(), used.1.used()), (1, 2));
     }
 }
@@ -272,7 +272,7 @@ fn a_refusal_that_nobody_sees() {
     });
     let alone = thread::spawn({
         let limits = limits.clone();
-        move || assert!(now(limits.of("one").charge(1_u64, 2)).is_ok())
+        move || assert!(now(limits.limiter("one").charge(1_u64, 2)).is_ok())
     });
     let lines = [Line::new("two", 11_u64, 3), Line::new("one", 2_u64, 2)];
     assert!(now(limits.check(lines)).allowed());
@@ -287,13 +287,13 @@ fn several_limits_and_one_of_them() {
     assert!(now(limits.check(lines())).allowed());
     let alone = thread::spawn({
         let limits = limits.clone();
-        move || (0..2).filter(|_| now(limits.of("two").check(11_u64)).allowed()).count()
+        move || (0..2).filter(|_| now(limits.limiter("two").check(11_u64)).allowed()).count()
     });
     let both = (0..2).filter(|_| now(limits.check(lines())).allowed()).count();
     let alone = alone.join().expect("no panic");
     assert!(both <= 1 && both + alone == 2, "{both} and {alone}");
-    assert_eq!(now(limits.of("two").peek(11_u64)).used(), 3);
-    assert_eq!(now(limits.of("one").peek(1_u64)).used(), 1 + both as u64);
+    assert_eq!(now(limits.limiter("two").peek(11_u64)).used(), 3);
+    assert_eq!(now(limits.limiter("one").peek(1_u64)).used(), 1 + both as u64);
 }
 
 /// A client that was refused tries again, while its token is refunded.
@@ -441,11 +441,11 @@ fn steady_charges() {
         receipt.into_iter().for_each(|receipt| now(limits.refund(receipt)));
         for later in 7..20 {
             time.set(tick * TICK + later);
-            assert_eq!(read(&|| _ = now(limits.of("one").check(1_u64))), 1, "{later} in {tick}");
+            assert_eq!(read(&|| _ = now(limits.limiter("one").check(1_u64))), 1, "{later} in {tick}");
             assert_eq!(read(&|| _ = now(limits.check(&lines))), 1, "{later} in {tick}, of both");
         }
     }
-    assert!(!now(limits.of("one").check(1_u64)).allowed(), "some of these were refused");
+    assert!(!now(limits.limiter("one").check(1_u64)).allowed(), "some of these were refused");
 }
 
 /// The store reads a clock that shows the last tick only, unless a window is about to end.

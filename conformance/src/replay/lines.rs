@@ -119,7 +119,7 @@ impl LinesTrace {
                 for ChargedLimits { keys, .. } in charged.values_mut() {
                     keys.retain(|limit, charged| (limit, &*charged) != (name, key));
                 }
-                limits.of(name).reset(&key[..]).await?;
+                limits.limiter(name).reset(&key[..]).await?;
                 return Ok(None);
             }
         };

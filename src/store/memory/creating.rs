@@ -22,6 +22,7 @@ impl MemoryStore {
     /// # Panics
     /// If `max_keys` is 0.
     #[track_caller]
+    #[doc(alias = "with_capacity")]
     pub fn with_max_keys(max_keys: usize) -> Self {
         assert!(
             max_keys > 0,

@@ -560,7 +560,7 @@ impl Node {
             What::Peek => return limits.peek(&lines).await.map(|_| None),
             What::Reset => {
                 let Line { key, .. } = &ask.lines[0];
-                return limits.of(name(&ask.lines[0])).reset(key).await.map(|()| None);
+                return limits.limiter(name(&ask.lines[0])).reset(key).await.map(|()| None);
             }
         };
         let charge = match ask.what {
