@@ -209,15 +209,15 @@ async fn open(mut config: Config, patience: Duration, opens: watch::Sender<Opene
         let tls = tls::connector();
         #[cfg(not(feature = "tls"))]
         let tls = tokio_postgres::NoTls;
+        let began = Instant::now();
         if let Ok(opened) = timeout(attempt, config.connect(tls)).await {
-            let opened = opened.map(|(client, connection)| {
+            let opened = opened.map_err(|error| told("no connection to Postgres", error));
+            return drop(opens.send(Some(opened.map(|(client, connection)| {
                 // How it ends is told to each statement.
                 let driver = tokio::spawn(async { drop(connection.await) }).abort_handle();
-                let answered = Mutex::new((Instant::now(), patience));
+                let answered = Mutex::new((Instant::now(), patience.min(began.elapsed())));
                 Arc::new(Connection { client, driver, answered })
-            });
-            let opened = opened.map_err(|error| told("no connection to Postgres", error));
-            return drop(opens.send(Some(opened)));
+            }))));
         }
         // Of several hosts, or addresses of a name, the first one may be silent.
         config.load_balance_hosts(LoadBalanceHosts::Random);
