@@ -16,7 +16,7 @@ SERVERS = [BARE, "a layer that does nothing", HAND, OURS, TOWER_GOVERNOR]
 ALLOWED, USUAL, REFUSED, FIRST = VERDICTS = "allowed", "allowed of 5,000", "refused", "first"
 BOTH = ALLOWED, REFUSED
 PEER = {"layer": TOWER_GOVERNOR, "store": GOVERNOR}
-UNITS = {"release": "instructions", "lto": "instructions with link-time optimization", "counter": "instructions by the processor's counter", "time": "ns"}
+UNITS = {"release": "instructions", "lto": "instructions with link-time optimization", "counter": "instructions by the processor's counter", "time": "ns", "time-lto": "ns with link-time optimization"}
 MARKS = [f"<!-- {which}what scripts/peers writes -->\n" for which in ("", "end of ")]
 
 
@@ -44,19 +44,19 @@ def ratios(mine, peers, base=None):
 
 def title(keys):
     shape, count, *threads = keys.split(":")
-    count = "one hot key" if count == "1" else f"{int(count):,} keys" + " by Zipf" * (shape == "zipf")
+    count = "one hot key" if count == "1" else f"{int(count):,} keys" + {"zipf": " by Zipf", "new": ", a third of the requests new"}.get(shape, "")
     return count + "".join(f", {n} thread{'s' * (n != '1')}" for n in threads)
 
 
 class Report:
     def __init__(self, results):
         self.R, self.lines = results, []
-        self.hot, self.many, self.zipf, self.all = (results[name] for name in ("hot", "many", "zipf", "all"))
+        self.hot, self.many, self.zipf, self.all, self.new = (results[name] for name in ("hot", "many", "zipf", "all", "new"))
 
     def of(self, name, column=0):
         """What the rounds have measured, or None."""
         rounds = self.R.get(name)
-        return rounds and (rounds[0] if name.startswith("time ") else [row[column] for row in rounds])
+        return rounds and (rounds[0] if name.startswith("time") else [row[column] for row in rounds])
 
     def ratio(self, kind, subject, name, verdict, keys, peer=None):
         """To a peer: of a layer, what it adds to the bare service."""
@@ -121,8 +121,11 @@ class Report:
                     self.lines.append(f"\n## {subject.title()}, a {noun}: {UNITS[kind]}\n\n{share}\n")
                     self.compared(subject, who, [(kind, self.hot), (kind, self.many)])
             self.lines.append(f"\n## {subject.title()}, a {noun}: nanoseconds\n\n{share}\n")
-            keys = (self.hot, self.many, self.zipf) + (self.all,) * (subject == "store")
+            keys = (self.hot, self.many, self.zipf) + (self.all, self.new) * (subject == "store")
             self.compared(subject, who, [("time", f"{keys}:{n}") for keys in keys for n in sorted({1, 2, self.R["threads"][-1]})])
+            if any(name.startswith("time-lto ") for name in self.R):
+                self.lines.append(f"\n## {subject.title()}, a {noun}: {UNITS['time-lto']}\n\n{share}\n")
+                self.compared(subject, who, [("time-lto", f"{keys}:{n}") for keys in (self.hot, self.many) for n in (1, 2)])
         rows = []
         for name in (f"{name}:{verdict}" for name in SERVERS for verdict in BOTH):
             cpu, callgrind, counter = (self.of(f"{kind} {name}") for kind in ("axum", "axum-callgrind", "axum-counter"))

@@ -1,8 +1,10 @@
 //! This crate beside its peers: see README.md. A [`Case`] is a limiter and the requests that it gets.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::pin;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -40,6 +42,8 @@ pub struct Case {
     /// All requests are their clients' first.
     first: bool,
     zipf: bool,
+    /// A third of the requests are their clients' first.
+    new: bool,
     pub keys: u32,
 }
 
@@ -47,7 +51,8 @@ impl Case {
     pub fn new(id: &str, window: Duration) -> Self {
         let parts: Vec<&str> = id.split(':').collect();
         let &[subject, name, case, shape, keys] = &parts[..] else { panic!("no case: {id}") };
-        let (refuses, keys) = (case == "refused", keys.parse().expect("a number of keys"));
+        let (refuses, new) = (case == "refused", shape == "new");
+        let keys: u32 = keys.parse().expect("a number of keys");
         let limit = match case {
             "refused" => REFUSED,
             "allowed of 5,000" => USUAL,
@@ -55,9 +60,9 @@ impl Case {
         };
         let limiter = match subject {
             "layer" => layers::limiter(name, limit),
-            _ => stores::limiter(name, limit, window, keys),
+            _ => stores::limiter(name, limit, window, if new { 50 * keys } else { keys }),
         };
-        Self { limiter, refuses, first: case == "first", zipf: shape == "zipf", keys }
+        Self { limiter, refuses, first: case == "first", zipf: shape == "zipf", new, keys }
     }
 
     /// With a limiter that has had a request from every client, except where each request is a first.
@@ -74,13 +79,34 @@ impl Case {
 
     /// A worker that checks the outcome of its requests.
     pub fn worker(&self) -> impl FnMut(&[u32]) + Send + use<> {
-        let (mut worker, refuses) = ((self.limiter)(), self.refuses);
-        move |clients| assert_eq!(worker(clients), if refuses { 0 } else { clients.len() })
+        let (mut worker, refuses, new) = ((self.limiter)(), self.refuses, self.new);
+        move |clients| {
+            let (all, passed) = (clients.len(), worker(clients));
+            let expected = match (refuses, new) {
+                (false, _) => all..=all,
+                (true, false) => 0..=0,
+                (true, true) => all / 3..=all / 3 + 1,
+            };
+            assert!(expected.contains(&passed), "{passed} of {all}");
+        }
     }
 
     /// Each client once.
     pub fn clients(&self) -> Vec<u32> {
         (0..self.keys).map(client).collect()
+    }
+
+    /// These requests, of which a third come from clients that were never seen, if the case has any.
+    pub fn renewed<'a>(&self, requests: &'a [u32]) -> Cow<'a, [u32]> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        if !self.new {
+            return requests.into();
+        }
+        let mut requests = requests.to_vec();
+        for request in requests.iter_mut().step_by(3) {
+            *request = client(self.keys + NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        requests.into()
     }
 
     /// The clients of `n` requests, the same in each call: equally often in random order, or the

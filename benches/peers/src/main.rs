@@ -60,7 +60,7 @@ fn time(rounds: usize, span_ms: usize, threads: &[usize], ids: &[&str]) {
     let cases: Vec<Case> = ids.iter().map(|id| Case::prepared(id)).collect();
     let requests = cases[0].requests(1 << 20);
     let most = requests.len() / threads.iter().max().expect("a number of threads");
-    let size = |case| span_ms as f64 * 1e6 / run(case, 1, &requests[..500]).0;
+    let size = |case| span_ms as f64 * 1e6 / run(case, 1, &case.renewed(&requests[..500])).0;
     let sizes: Vec<_> = cases.iter().map(|case| (size(case) as usize).clamp(500, most)).collect();
     let mut times = vec![vec![Vec::new(); threads.len()]; cases.len()];
     for round in 0..rounds {
@@ -69,8 +69,8 @@ fn time(rounds: usize, span_ms: usize, threads: &[usize], ids: &[&str]) {
             let i = (i + round) % cases.len();
             for (&threads, times) in threads.iter().zip(&mut times[i]) {
                 let start = round * 7_919 % (requests.len() - sizes[i] * threads + 1);
-                let requests = &requests[start..][..sizes[i] * threads];
-                let (nanoseconds, ran) = run(&cases[i], threads, requests);
+                let requests = cases[i].renewed(&requests[start..][..sizes[i] * threads]);
+                let (nanoseconds, ran) = run(&cases[i], threads, &requests);
                 times.push(format!("{:.2}", if ran { nanoseconds } else { f64::NAN }));
             }
         }
