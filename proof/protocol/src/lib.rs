@@ -3,5 +3,6 @@
 pub mod charges;
 pub mod groups;
 mod look;
+pub mod tables;
 
 pub use look::{Breakable, Looked, look};

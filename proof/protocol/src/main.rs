@@ -7,12 +7,13 @@ use tower_fixed_window_protocol::charges::{self, Protocol, SMALL};
 use tower_fixed_window_protocol::groups::{
     self, AND_ALONE, BOTH_WAYS, Groups, IN_ONE_STEP, IN_ORDER,
 };
+use tower_fixed_window_protocol::tables::{self, TABLE, Tables};
 use tower_fixed_window_protocol::{Looked, look};
 
 fn main() -> ExitCode {
     let smoke = std::env::args().any(|arg| arg == "--smoke");
-    let well = [charges(smoke), groups(smoke)];
-    ExitCode::from(u8::from(well != [true; 2]))
+    let well = [charges(smoke), groups(smoke), tables(smoke)];
+    ExitCode::from(u8::from(well != [true; 3]))
 }
 
 /// Charges of one limit.
@@ -82,6 +83,30 @@ fn groups(smoke: bool) -> bool {
     }
     print_faults_header();
     for fault in groups::Fault::ALL {
+        well &= is_found(fault, fault.breaks(), &look(&fault.model()));
+    }
+    well
+}
+
+/// Charges of one counter of a table.
+fn tables(smoke: bool) -> bool {
+    let mut well = true;
+    println!("\n| nodes | limit | together | adds | states | steps | seconds | holds |");
+    println!("|---:|---:|---:|---|---:|---:|---:|---|");
+    let three = Tables { limit: 3, ..TABLE };
+    let larger = [
+        Tables { adds: false, ..TABLE },
+        Tables { adds: false, ..three.clone() },
+        three,
+        Tables { nodes: 3, together: 1, ..TABLE },
+    ];
+    for table in [TABLE].into_iter().chain(larger.into_iter().filter(|_| !smoke)) {
+        let Tables { nodes, limit, together, adds, .. } = &table;
+        print!("| {nodes} | {limit} | {together} | {adds} | ");
+        well &= holds(&look(&table));
+    }
+    print_faults_header();
+    for fault in tables::Fault::ALL {
         well &= is_found(fault, fault.breaks(), &look(&fault.model()));
     }
     well

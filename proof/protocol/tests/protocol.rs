@@ -2,6 +2,7 @@
 
 use tower_fixed_window_protocol::charges::{self, Protocol, SMALL};
 use tower_fixed_window_protocol::groups::{self, AND_ALONE, Groups, IN_ONE_STEP, IN_ORDER};
+use tower_fixed_window_protocol::tables::{self, TABLE, Tables};
 use tower_fixed_window_protocol::{Looked, look};
 
 #[track_caller]
@@ -50,6 +51,20 @@ fn charges_of_several_limits_keep_their_promises() {
 #[test]
 fn without_a_safety_of_several_limits_their_promise_is_broken() {
     for fault in groups::Fault::ALL {
+        assert_breaks(fault, fault.breaks(), look(&fault.model()));
+    }
+}
+
+#[test]
+fn nodes_over_a_table_keep_their_promises() {
+    for table in [TABLE, Tables { adds: false, ..TABLE }] {
+        assert_holds(&table, look(&table));
+    }
+}
+
+#[test]
+fn without_a_safety_of_tables_their_promise_is_broken() {
+    for fault in tables::Fault::ALL {
         assert_breaks(fault, fault.breaks(), look(&fault.model()));
     }
 }
