@@ -80,6 +80,7 @@ impl Clock for SystemClock {
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Default)]
+#[doc(alias("MockClock", "TestClock"))]
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {

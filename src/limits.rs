@@ -155,6 +155,7 @@ impl Limits {
     /// If no limit has this name.
     #[must_use]
     #[track_caller]
+    #[doc(alias = "get")]
     pub fn limiter(&self, name: &str) -> &Limiter {
         // A closure would not show the caller's line.
         let Some(limiter) = self.find(name, 0) else {

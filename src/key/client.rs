@@ -28,6 +28,7 @@ use super::ip;
 ///
 /// To check a deployment, run `examples/behind_proxy.rs`: it responds with the address that it
 /// would count by.
+#[doc(alias("x_forwarded_for", "real_ip", "SmartIpKeyExtractor"))]
 pub fn client_ip() -> ClientIp {
     ClientIp { networks: Vec::new(), hops: None, header: X_FORWARDED_FOR, ipv6_prefix: IPV6_PREFIX }
 }

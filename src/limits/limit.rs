@@ -96,7 +96,7 @@ impl Limit {
     /// example](crate::guide::configuration#limits-by-plan).
     #[doc(alias = "ban")]
     #[doc(alias = "unlimited")]
-    #[doc(alias = "quota_fn")]
+    #[doc(alias("quota_fn", "tier"))]
     pub fn by_plan<F, Q>(plan: F) -> Self
     where
         F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,
@@ -127,8 +127,8 @@ impl Limit {
     }
 
     /// Sets the key that requests are counted by, with a closure. If it returns `None`, the request
-    /// is refused. A client can write a path, a host or a header in many ways: count by [the value
-    /// that your app uses](crate::guide::keys#different-spellings-of-one-value).
+    /// is refused with 400. A client can write a path, a host or a header in many ways: count by
+    /// [the value that your app uses](crate::guide::keys#different-spellings-of-one-value).
     pub fn key_fn<F>(self, key: F) -> Self
     where
         F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,

@@ -177,12 +177,11 @@ impl Limiter {
 
     /// Takes `cost` tokens, if necessary from later windows, as far as
     /// [`Quota::reserve_up_to`](crate::Quota::reserve_up_to) allows. The caller then waits for
-    /// [`Decision::ready_after`].
-    ///
-    /// The callers that become ready in one window have taken at most its limit, plus the part of
-    /// one charge that earlier windows cover. With several quotas, a reservation is refused if one
-    /// quota makes it wait beyond the window that another quota charges. Once tokens of later
-    /// windows are taken, those of earlier ones can't be refunded ([S13], [S14]).
+    /// [`Decision::ready_after`]. In each window, callers become ready with at most `limit` tokens
+    /// together, plus the part of one charge that earlier windows cover. With several quotas, a
+    /// reservation is refused if one quota makes it wait beyond the window that another quota
+    /// charges. Once tokens of later windows are taken, those of earlier ones can't be refunded
+    /// ([S13], [S14]).
     ///
     /// [S13]:
     ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s13

@@ -241,7 +241,7 @@ impl<J> FixedWindowLayer<J> {
     /// Lets requests over the limit wait in a queue, in order of arrival: for each key, or
     /// combination of keys, up to `requests` in this process, each for at most `max_wait`. A
     /// request is refused if the queue is full, or if it would have to wait longer. Its
-    /// `retry-after` is the time until it could pass behind the others.
+    /// `retry-after` is the time until it could pass, after all that already wait.
     ///
     /// A waiting request takes no tokens, and no place in the inner service. The first in the queue
     /// is charged, for all limits or none, when its window begins and the service is ready, so
@@ -328,6 +328,7 @@ impl<J> FixedWindowLayer<J> {
     /// # Panics
     /// If [`Headers::OpenAi`] is to name a limit that has no name.
     #[track_caller]
+    #[doc(alias("use_headers", "no_headers"))]
     pub fn headers(mut self, headers: Headers) -> Self {
         let is_named = self.limits.iter().all(|limiter| !limiter.name().is_empty());
         assert!(

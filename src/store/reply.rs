@@ -270,12 +270,14 @@ impl Error for StoreError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum OnStoreFailure {
-    /// Enforces the same quotas in this process's memory until the store is back. Each node lets up
-    /// to one extra limit pass per window.
+    /// Enforces the same quotas in this process's memory until the store is back. Each node grants
+    /// up to one extra limit per window.
     #[default]
     Local,
     /// Lets the request pass, without rate-limit headers, because the count is unknown.
+    #[doc(alias = "fail_open")]
     Allow,
     /// Refuses the request with 503 and `retry-after`.
+    #[doc(alias = "fail_closed")]
     Deny,
 }
