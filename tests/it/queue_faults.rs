@@ -631,6 +631,23 @@ async fn a_limit_in_shadow_mode_counts_requests_whose_limit_was_lifted() {
     assert_eq!(limits.limiter("b").peek(Key::global()).await.expect("memory").used(), 2);
 }
 
+/// Nobody waits for it, and it does not count either.
+#[tokio::test(start_paused = true)]
+async fn a_limit_in_shadow_mode_that_was_lifted_counts_no_request_that_waits() {
+    let limit = |name, tokens| Quota::per_minute(tokens).name(name).key(Key::global());
+    let limits = Limits::new([limit("a", 1), limit("b", 9).shadow()]);
+    let limits = limits.store(MemoryStore::new().clock(paused_clock()));
+    let service = boxed(&FixedWindowLayer::new(&limits).queue(9, LONG));
+    assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
+    let waiting = spawn(&service, "/");
+    sleep(ms(100)).await;
+    let lifted = limits.limiter("b");
+    lifted.set_quotas(Plan::UNLIMITED);
+    assert_eq!(waiting.await.expect("no panic"), 200);
+    let used = lifted.with_quotas(Quota::per_minute(9)).peek(Key::global());
+    assert_eq!(used.await.expect("memory").used(), 0);
+}
+
 /// A shadow mode that was over before anybody was polled changes nothing.
 #[tokio::test(start_paused = true)]
 async fn a_request_keeps_its_place_when_a_shadow_mode_has_ended() {
