@@ -277,7 +277,6 @@ impl Quota {
     /// # Panics
     /// If the quota follows a calendar.
     #[track_caller]
-    #[doc(alias = "jitter")]
     pub const fn staggered(mut self) -> Self {
         self.check_no_calendar();
         self.anchor = Anchor::Staggered;
@@ -314,7 +313,6 @@ impl Quota {
     #[cfg(feature = "time-zones")]
     #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
     #[track_caller]
-    #[doc(alias = "time_zone")]
     pub fn in_zone(self, name: &str) -> Self {
         match self.in_named_zone(name) {
             Ok(quota) => quota,

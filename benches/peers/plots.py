@@ -7,9 +7,9 @@ from pathlib import Path
 STYLE = re.search("<style>.*</style>", (Path(__file__).parents[2] / "docs/pictures/boundary.svg").read_text())[0]
 # A class to fill and one to stroke with, and a marker, so that color is not all that tells series apart.
 SERIES = [("b", "p", "●"), ("i", "k", "■"), ("f2", "s2", "▲"), ("v", "r", "◆"), ("s", "s4", "▼"), ("f5", "s5", "★")]
-STYLE += """<style>.f0{fill:#c3cecb}.f2{fill:#9a5b00}.s2{stroke:#9a5b00}.v{fill:#b3321f}.s4{stroke:#55625f}.f5{fill:#5b4bb5}
-.s5{stroke:#5b4bb5}@media(prefers-color-scheme:dark){.f0{fill:#42504d}.f2{fill:#e8a84c}.s2{stroke:#e8a84c}.v{fill:#ff927d}
-.s4{stroke:#9fb0ac}.f5{fill:#b3a7ff}.s5{stroke:#b3a7ff}}</style>"""
+SHADES = {"f0": ("fill", "#c3cecb", "#42504d"), "f2": ("fill", "#9a5b00", "#e8a84c"), "s2": ("stroke", "#9a5b00", "#e8a84c"),
+          "v": ("fill", "#b3321f", "#ff927d"), "s4": ("stroke", "#55625f", "#9fb0ac"), "f5": ("fill", "#5b4bb5", "#b3a7ff"),
+          "s5": ("stroke", "#5b4bb5", "#b3a7ff")}
 
 
 def tick(n):
@@ -20,7 +20,8 @@ class Plot:
     def __init__(self, unit, *names):
         """With a legend of the series that have these names."""
         self.shapes, x = [], 20
-        self.text("s t e", 700, 28, unit)
+        if unit:
+            self.text("s t e", 700, 28, unit)
         for name, (fill, _, mark) in zip(names, SERIES):
             self.text(f"{fill} t", x, 28, mark)
             self.text("i t", x + 14, 28, name)
@@ -67,7 +68,10 @@ class Plot:
 
     def save(self, path, title, height):
         path.parent.mkdir(parents=True, exist_ok=True)
+        used = {name for shape in self.shapes for css in re.findall('class="([^"]*)"', shape) for name in css.split()}
+        rules = lambda which: "".join(f".{name}{{{what}:{colors[which]}}}" for name, (what, *colors) in SHADES.items() if name in used)
+        shades = f"<style>{rules(0)}@media(prefers-color-scheme:dark){{{rules(1)}}}</style>"
         path.write_text(
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" role="img" aria-labelledby="t">\n'
-            f'<title id="t">{escape(title)}</title>\n{STYLE}\n<rect class="g" x=".5" y=".5" width="719" '
+            f'<title id="t">{escape(title)}</title>\n{STYLE}{shades}\n<rect class="g" x=".5" y=".5" width="719" '
             f'height="{height - 1}" rx="12"/>\n' + "\n".join(self.shapes) + "\n</svg>\n")

@@ -154,11 +154,10 @@ class Report:
         many, threads, sizes = self.many, self.R["threads"], self.R["sizes"]
         middle = lambda name, column=0: median(known(self.of(name, column)) or [math.nan])
         plot = Plot("")
-        for row, (kind, noun, one) in enumerate((("release", "instructions", ""), ("time", "nanoseconds", ":1"))):
-            for column, verdict in enumerate(BOTH):
-                added = lambda name: middle(f"{kind} layer:{name}:{verdict}:{many}{one}") - middle(f"{kind} layer:{BARE}:{ALLOWED}:{many}{one}")
-                plot.bars(20 + column * 350, 32 + row * 150, f"{noun} added, {verdict}", [(name, added(name)) for name in LAYERS[1:] if "," not in name])
-        self.show(plot, folder / "peers.svg", f"What a layer adds to a request over {title(many)}, beside peers", 316)
+        for column, verdict in enumerate(BOTH):
+            added = lambda name: middle(f"time layer:{name}:{verdict}:{many}:1") - middle(f"time layer:{BARE}:{ALLOWED}:{many}:1")
+            plot.bars(20 + column * 350, 32, f"nanoseconds added, {verdict}", [(name, added(name)) for name in LAYERS[1:] if "," not in name])
+        self.show(plot, folder / "peers.svg", f"What a layer adds to a request over {title(many)}, beside peers", 166)
 
         plot = Plot("millions a second, of all threads", OURS, "governor, or tower_governor")
         for i, (subject, keys, verdict) in enumerate((s, k, v) for s, k in (("store", self.hot), ("layer", many)) for v in BOTH):

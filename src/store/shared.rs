@@ -34,8 +34,7 @@ use step::{Asked, DecidedStep, Step};
 const TRIES: usize = 100;
 /// States that are remembered, at most.
 const KNOWN: usize = 16_384;
-/// How long after its last answer the table is taken to be there. A charge is not sent over a
-/// connection that has been idle for longer, but a read.
+/// How old the last answer may be: over a connection that has been idle, no charge is sent.
 const FRESH: Duration = Duration::from_millis(10);
 
 /// A table of counters in a database. [`Shared`] makes a [`Store`] of it and makes the decisions:
@@ -170,17 +169,16 @@ pub struct Write {
     pub had: Option<State>,
     /// The new state.
     pub state: State,
-    /// How many tokens others may have taken before the write, so that the charges still pass. A table may ignore it, and refuse the write if anything has changed. Or, if only
-    /// [`State::used`] is greater, and by at most this, it may add to what is there what the write
-    /// adds to what was known: then nodes rarely decide again about a counter that all of them
-    /// charge. Above 0 only if the counter is alone in its group.
+    /// How many tokens others may have taken before the write, so that the charges still pass. A
+    /// table may ignore it. Or, if only [`State::used`] is greater, and by at most this, it may add
+    /// to what is there what the write adds to what was known: then nodes rarely decide again about
+    /// a counter that all of them charge. Above 0 only if the counter is alone in its group.
     pub room: u64,
 }
 
 /// The [`Store`] over [`Counters`]: it reads the counters of charges, decides, and writes. If a
-/// counter has changed meanwhile, and has no [room](Write::room), it decides again. Counters that
-/// were written a moment ago are not read: charges that pass by what was written are written at
-/// once, and count if their window had not ended by then.
+/// counter has changed meanwhile, and has no [room](Write::room), it decides again. Charges that
+/// pass by what was written a moment ago are written at once.
 ///
 /// Charges and corrections that wait at the same time share calls, up to 128 counters in each, and
 /// those of one counter share one write. The distance to the database limits the number of calls in
@@ -201,7 +199,7 @@ struct AnyTable {
     hasher: RandomState,
 }
 
-/// Counters as the calls of a runtime have left them, by their numbers. They may have changed since.
+/// Counters as the calls of a runtime have left them, by their numbers.
 #[derive(Default)]
 struct Recent {
     states: HashMap<u64, State>,
@@ -287,11 +285,9 @@ impl AnyTable {
 }
 
 impl Recent {
-    /// What the counters of simple charges were a moment ago, if that is known of all. It is
-    /// forgotten until their call is answered.
-    ///
-    /// An old state does no harm, nor does that of another counter of the same number: a write says
-    /// what it was decided by, and happens only if it may.
+    /// What the counters of simple charges were, if that is known of all; it is forgotten until their
+    /// call is answered. An old state does no harm, nor one of another counter of the same number: a
+    /// write says what it was decided by.
     fn recall(&mut self, batch: &[WaitingQuestion], step: &Step) -> Option<Vec<Option<State>>> {
         self.answered.filter(|answered| answered.elapsed() < FRESH)?;
         let numbers = batch.iter().map(|of| of.simple_number().filter(|_| of.tries == 0));
@@ -330,9 +326,8 @@ impl AnyTable {
     /// the write. If they lose once more, the next write is a round trip earlier than that of a node
     /// that has won and has to read first.
     ///
-    /// Charges that pass by what their counters were a moment ago are written without a read. That
-    /// the counters have changed, or that their window had ended by the time of the write, shows
-    /// then, and these questions are asked again, with a read.
+    /// Charges that pass by what their counters were a moment ago are written without a read. If these
+    /// have changed, or had ended by the time of the write, the questions are asked again, with a read.
     async fn decide_and_write(
         &self,
         recent: &Mutex<Recent>,
@@ -428,31 +423,21 @@ impl AnyTable {
         counters: &[CounterId],
     ) -> Result<(Written, Option<(u64, Vec<Option<State>>)>), StoreError> {
         let (mut write, mut read) = (pin!(self.write(groups)), pin!(self.read(counters)));
-        let (mut written, mut states) = (None, counters.is_empty().then_some(None));
-        poll_fn(|cx| {
-            if written.is_none()
-                && let Poll::Ready(answer) = write.as_mut().poll(cx)
-            {
-                let answer = answer?;
-                if !answer.1.contains(&None) {
-                    return Poll::Ready(Ok((answer, None)));
-                }
-                written = Some(answer);
-            }
+        let mut states = counters.is_empty().then_some(None);
+        let first = poll_fn(|cx| {
+            let written = write.as_mut().poll(cx);
             if states.is_none()
                 && let Poll::Ready(answer) = read.as_mut().poll(cx)
             {
                 states = Some(answer.ok());
             }
-            match (written.take(), states.take()) {
-                (Some(written), Some(states)) => Poll::Ready(Ok((written, states))),
-                parts => {
-                    (written, states) = parts;
-                    Poll::Pending
-                }
-            }
-        })
-        .await
+            written
+        });
+        let written = first.await?;
+        match states {
+            None if written.1.contains(&None) => Ok((written, read.await.ok())),
+            states => Ok((written, states.flatten())),
+        }
     }
 }
 

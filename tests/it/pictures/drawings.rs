@@ -300,7 +300,6 @@ fn months() -> Picture {
     let mut y = 14;
     let plain = Quota::new(10_000, Duration::from_secs(30 * DAY));
     for (name, quota) in [
-        ("10000/month", Quota::per_month(10_000)),
         ("10000/month from day 15", Quota::per_month(10_000).from_day(15)),
         ("10000/month from day 31", Quota::per_month(10_000).from_day(31)),
         ("10000/30d", plain.starting_at(Duration::from_secs(JANUARY))),
@@ -341,10 +340,8 @@ fn months() -> Picture {
         "months",
         svg,
         "Windows of a month begin on their day, in shorter months on the last one; 30 days drift",
-        "The windows of the first half of 2026. Those of a month are 28 to 31 days long and begin on the \
-         first, on the 15th, or on the 31st: there on 31 January, 28 February, 31 March, 30 April, 31 May \
-         and 30 June. Windows of 30 days begin on 1 January, 31 January, 2 March, 1 April, 1 May, 31 May \
-         and 30 June.",
+        "The first half of 2026. Windows of a month begin on the 15th or, from the 31st on, on the last day of \
+         each month. Windows of 30 days begin earlier each time.",
         y + 28,
     )
 }
