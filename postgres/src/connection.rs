@@ -180,7 +180,8 @@ impl Connection {
     fn check(&self, patience: Duration) -> (Duration, bool) {
         let (answered, round_trip) = *lock(&self.answered);
         let is_idle = answered.elapsed() >= IDLE;
-        (if is_idle { patience.min(CHECK + 2 * round_trip) } else { patience }, is_idle)
+        // At most half of it, so that the other half is left for another connection.
+        (if is_idle { (patience / 2).min(CHECK + 2 * round_trip) } else { patience }, is_idle)
     }
 
     fn note_answer(&self, sent: Instant) {
@@ -209,13 +210,12 @@ async fn open(mut config: Config, patience: Duration, opens: watch::Sender<Opene
         let tls = tls::connector();
         #[cfg(not(feature = "tls"))]
         let tls = tokio_postgres::NoTls;
-        let began = Instant::now();
         if let Ok(opened) = timeout(attempt, config.connect(tls)).await {
             let opened = opened.map_err(|error| told("no connection to Postgres", error));
             return drop(opens.send(Some(opened.map(|(client, connection)| {
                 // How it ends is told to each statement.
                 let driver = tokio::spawn(async { drop(connection.await) }).abort_handle();
-                let answered = Mutex::new((Instant::now(), patience.min(began.elapsed())));
+                let answered = Mutex::new((Instant::now(), patience));
                 Arc::new(Connection { client, driver, answered })
             }))));
         }

@@ -136,9 +136,9 @@ impl Limit {
         self.key(key_fn(key))
     }
 
-    /// Sets how many tokens a request costs, such as `.cost_fn(|_| 5)`. The default is 1. A request of cost 0 passes and takes
-    /// nothing, even if nothing is left; if its [true cost](Self::settled) may be higher, return at
-    /// least 1.
+    /// Sets how many tokens a request costs, such as `.cost_fn(|_| 5)`. The default is 1. A request
+    /// of cost 0 passes and takes nothing, even if nothing is left; if its
+    /// [true cost](Self::settled) may be higher, return at least 1.
     pub fn cost_fn<F>(mut self, cost: F) -> Self
     where
         F: Fn(&Parts) -> u64 + Send + Sync + 'static,

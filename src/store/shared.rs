@@ -34,11 +34,13 @@ use step::{Asked, DecidedStep, Step};
 const TRIES: usize = 100;
 /// States that are remembered, at most.
 const KNOWN: usize = 16_384;
+/// Calls without a read until one reads. Meanwhile a node whose writes have no room can win.
+const UNREAD: u32 = 8;
 /// How old the last answer may be: over a connection that has been idle, no charge is sent.
 const FRESH: Duration = Duration::from_millis(10);
 
 /// A table of counters in a database. [`Shared`] makes a [`Store`] of it and makes the decisions:
-/// it needs two statements for any number of charges.
+/// it needs at most two statements for any number of charges.
 ///
 /// A row is a [`CounterId`] and its [`State`]. The contract is short:
 ///
@@ -177,8 +179,8 @@ pub struct Write {
 }
 
 /// The [`Store`] over [`Counters`]: it reads the counters of charges, decides, and writes. If a
-/// counter has changed meanwhile, and has no [room](Write::room), it decides again. Charges that
-/// pass by what was written a moment ago are written at once.
+/// counter has changed meanwhile, and has no [room](Write::room), it decides again. On a busy node,
+/// charges that pass by what it has written last are written at once.
 ///
 /// Charges and corrections that wait at the same time share calls, up to 128 counters in each, and
 /// those of one counter share one write. The distance to the database limits the number of calls in
@@ -205,6 +207,8 @@ struct Recent {
     states: HashMap<u64, State>,
     /// The last answer in this runtime: another one has connections of its own.
     answered: Option<Instant>,
+    /// Calls without a read since the last one.
+    unread: u32,
 }
 
 impl Shared {
@@ -290,16 +294,23 @@ impl Recent {
     /// write says what it was decided by.
     fn recall(&mut self, batch: &[WaitingQuestion], step: &Step) -> Option<Vec<Option<State>>> {
         self.answered.filter(|answered| answered.elapsed() < FRESH)?;
+        if self.unread >= UNREAD {
+            self.unread = 0;
+            return None;
+        }
         let numbers = batch.iter().map(|of| of.simple_number().filter(|_| of.tries == 0));
         let numbers = numbers.collect::<Option<Vec<_>>>()?;
         let states = numbers.iter().map(|number| self.states.get(number).copied());
         let states = states.collect::<Option<Vec<_>>>()?;
         numbers.iter().for_each(|number| _ = self.states.remove(number));
+        self.unread += 1;
         Some(step.by_counter(states))
     }
 
     fn note(&mut self, batch: &[WaitingQuestion], decided: &DecidedStep, written: &[Option<u64>]) {
-        self.answered = Some(Instant::now());
+        if !written.is_empty() {
+            self.answered = Some(Instant::now());
+        }
         if self.states.len() >= KNOWN {
             self.states.clear();
         }
@@ -379,7 +390,8 @@ impl AnyTable {
             // Where others have charged meanwhile, answers say what is left beside them. Where
             // nothing was read, they are of the time of the write.
             let changed = decided.groups.iter().zip(&written).filter(|(_, more)| **more > Some(0));
-            if !is_read || changed.clone().next().is_some() {
+            let is_unread = !is_read && made.contains(&true);
+            if is_unread || changed.clone().next().is_some() {
                 changed.for_each(|(group, more)| step.note_more(&group[0], *more, &mut had));
                 now = if is_read { now } else { at };
                 decided = step.decide(asked_of(&batch, &wanted), now, &had);
@@ -393,9 +405,7 @@ impl AnyTable {
                 } else if is_made {
                     waiting.answer(Ok(decision));
                 } else if waiting.tries < TRIES {
-                    if is_read {
-                        waiting.note_lost();
-                    }
+                    waiting.note_lost(is_read);
                     let is_there = waiting.tries > 1 && read.is_some();
                     if is_there { &mut lost_again } else { &mut again }.push(waiting);
                 } else {
@@ -426,7 +436,8 @@ impl AnyTable {
         let mut states = counters.is_empty().then_some(None);
         let first = poll_fn(|cx| {
             let written = write.as_mut().poll(cx);
-            if states.is_none()
+            if written.is_pending()
+                && states.is_none()
                 && let Poll::Ready(answer) = read.as_mut().poll(cx)
             {
                 states = Some(answer.ok());

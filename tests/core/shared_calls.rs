@@ -645,6 +645,36 @@ fn nodes_that_meet_at_a_far_key_take_turns() {
     }
 }
 
+/// A node that charges the same key without a pause reads now and then, and so leaves room for
+/// what has to find the row as it was.
+#[test]
+fn a_busy_node_lets_another_one_charge_two_quotas() {
+    run(async {
+        let table = Table::new(ManualClock::at_ms(NOW));
+        let [busy, other] = [0, 1].map(|more| {
+            let away = FAR + Duration::from_millis(more);
+            Shared::around(Around::far(table.other_handle(), away))
+        });
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&is_over);
+        let busy = tokio::spawn(async move {
+            while !ends.load(Ordering::SeqCst) {
+                assert!(charge_under(&busy, 1, 1_000_000).await.expect("an answer"));
+            }
+        });
+        let (scope, key) = (Scope::named("one"), Key::from(1_u64));
+        let quotas = Quota::per_minute(1_000_000).and(Quota::per_hour(1_000_000));
+        for _ in 0..20 {
+            let asked = Instant::now();
+            let charge = Charge::new(Account::new(&scope, &quotas, &key), 1);
+            assert!(other.charge(charge).await.expect("an answer").allowed());
+            assert!(asked.elapsed() < FAR * 60, "{:?}", asked.elapsed());
+        }
+        is_over.store(true, Ordering::SeqCst);
+        busy.await.expect("no panic");
+    });
+}
+
 /// Each of 64 callers for each node asks again at once.
 #[test]
 fn nodes_that_meet_at_a_far_hot_key_pass_much_of_what_one_could() {

@@ -140,12 +140,12 @@ async fn ask(
     brings_script: bool,
 ) -> RedisResult<Vec<Answered>> {
     let call = MergedCall::new(batch.iter().map(|waiting| &waiting.asked[..]));
-    let brings_script = brings_script || connection.health.brings_script();
+    let brings_script = brings_script || connection.health.brings_script(call.is_one());
     let answer = connection.send(&call.to_cmd(brings_script)).await;
     let answers = answer.and_then(|answer| call.parse(answer));
     let is_missing = answers.as_ref().is_err_and(|error| error.kind() == MISSING_SCRIPT);
     if !brings_script && (is_missing || answers.is_ok()) {
-        connection.health.note_script(is_missing);
+        connection.health.note_script(call.is_one(), is_missing);
     }
     answers
 }

@@ -21,8 +21,8 @@ pub(crate) struct Health {
     pub(super) is_proved: AtomicBool,
     /// It has refused what another one may take: it led to a replica, or not to Redis.
     pub(super) refuses: AtomicBool,
-    /// Scripts that were missing, and calls that have brought theirs since.
-    missing_scripts: AtomicU64,
+    /// Of each script, how often it was missing, and calls that have brought it since.
+    missing_scripts: [AtomicU64; 2],
 }
 
 impl Health {
@@ -37,17 +37,19 @@ impl Health {
     }
 
     /// A server or proxy that never keeps scripts gets them with most calls.
-    pub(crate) fn brings_script(&self) -> bool {
-        self.missing_scripts.load(Relaxed) >= FORGOTTEN
-            && !self.missing_scripts.fetch_add(1, Relaxed).is_multiple_of(TRIED_AGAIN)
+    pub(crate) fn brings_script(&self, is_one: bool) -> bool {
+        let missing = &self.missing_scripts[usize::from(is_one)];
+        missing.load(Relaxed) >= FORGOTTEN
+            && !missing.fetch_add(1, Relaxed).is_multiple_of(TRIED_AGAIN)
     }
 
     /// Notes a call by a script's hash.
-    pub(crate) fn note_script(&self, is_missing: bool) {
+    pub(crate) fn note_script(&self, is_one: bool, is_missing: bool) {
+        let missing = &self.missing_scripts[usize::from(is_one)];
         if is_missing {
-            self.missing_scripts.fetch_add(1, Relaxed);
-        } else if self.missing_scripts.load(Relaxed) > 0 {
-            self.missing_scripts.store(0, Relaxed);
+            missing.fetch_add(1, Relaxed);
+        } else if missing.load(Relaxed) > 0 {
+            missing.store(0, Relaxed);
         }
     }
 

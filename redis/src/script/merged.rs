@@ -61,7 +61,7 @@ impl<'a> MergedCall<'a> {
         args_of(&self.questions[0].commands[0].args).len() == 0
     }
 
-    fn is_one(&self) -> bool {
+    pub(in super::super) fn is_one(&self) -> bool {
         self.keys == 1 && self.places.len() == 1
     }
 

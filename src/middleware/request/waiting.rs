@@ -135,11 +135,10 @@ impl LimitedRequest {
         let changed = !self.current.is_current_now();
         if changed {
             self.current = Arc::new(self.current.renewed());
-            // Nobody waits for a limit in shadow mode, so that `is_eased` does not look at it.
-            if let Some(mut rare) = self.rare.take() {
-                rare.aside.retain(|(line, _)| !self.is_lifted(line));
-                self.rare = Some(rare);
-            }
+            // Nobody waits for a limit in shadow mode, and `is_eased` does not look at it.
+            let mut aside = mem::take(&mut self.rare().aside);
+            aside.retain(|(line, _)| !self.is_lifted(line));
+            self.rare().aside = aside;
         }
         changed
     }

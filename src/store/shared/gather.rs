@@ -55,7 +55,7 @@ pub(super) struct WaitingQuestion {
     pub(super) asked: Asked,
     /// A number for each of its counters.
     pub(super) counters: Box<[u64]>,
-    /// How many calls it was in before.
+    /// How many calls have read and not written its counters.
     pub(super) tries: usize,
     /// It shares calls only with others of its counters, since a counter could not be read.
     pub(super) is_parted: bool,
@@ -92,9 +92,10 @@ impl WaitingQuestion {
         self.counters.first().copied().filter(|_| self.asked.is_simple())
     }
 
-    pub(super) fn note_lost(&mut self) {
-        self.tries += 1;
-        self.fate.store(LOST, Relaxed);
+    /// What was not read may have changed long ago, so this says nothing of the counter.
+    pub(super) fn note_lost(&mut self, was_read: bool) {
+        self.tries += usize::from(was_read);
+        self.fate.store(if was_read { LOST } else { WAITS }, Relaxed);
     }
 
     pub(super) fn part(&mut self) {
