@@ -8,8 +8,12 @@ use std::collections::HashMap;
 use crate::check::Promise;
 use crate::history::{Answer, Ask};
 
-/// Requests that were answered at least two windows later than a request that joined their line
-/// after them. A head of the line that is not polled may miss a window.
+/// Charges in flight at once may be granted in any order (S13), in microseconds.
+const AT_ONCE: u64 = 20_000;
+
+/// Requests that were answered at least two windows later than a request of at least their cost that
+/// joined their line after them. A smaller one may pass where a larger one does not fit, since several
+/// of a line are charged at once. A head of the line that is not polled may miss a window.
 pub fn overtaken<'a>(asks: &'a [Ask], promise: &Promise) -> Vec<&'a Ask> {
     let mut lines = HashMap::<(u32, u32), Vec<&Ask>>::new();
     for ask in asks.iter().filter(|ask| ask.passed()) {
@@ -18,21 +22,11 @@ pub fn overtaken<'a>(asks: &'a [Ask], promise: &Promise) -> Vec<&'a Ask> {
     let mut overtaken = Vec::new();
     for mut passed in lines.into_values() {
         passed.sort_unstable_by_key(|ask| ask.sent);
-        // For each request, the first answer to a request that was sent then or later.
-        let mut first = u64::MAX;
-        let mut firsts: Vec<_> = passed
-            .iter()
-            .rev()
-            .map(|ask| {
-                first = first.min(ask.received);
-                first
-            })
-            .collect();
-        firsts.reverse();
         let is_overtaken = |ask: &&&Ask| {
             let Some(joined) = ask.joined else { return false };
-            let later = passed.partition_point(|other| other.sent <= joined);
-            let first = firsts.get(later).copied();
+            let later = passed.partition_point(|other| other.sent <= joined + AT_ONCE);
+            let later = passed[later..].iter().filter(|other| other.cost >= ask.cost);
+            let first = later.map(|other| other.received).min();
             first.is_some_and(|first| promise.window(first) + 2 <= promise.window(ask.received))
         };
         overtaken.extend(passed.iter().filter(is_overtaken));

@@ -610,6 +610,9 @@ fn nobody_overtakes_in_line() {
     let mut both = [waits(100, 3_010), waits(200, 1_010)];
     both[0].joined = None;
     assert_eq!(count(&both), []);
+    // Both were charged at once, or a smaller one fits.
+    assert_eq!(count(&[waits(100, 3_010), waits(115, 1_010)]), []);
+    assert_eq!(count(&[Ask { cost: 2, ..waits(100, 3_010) }, waits(200, 1_010)]), []);
     // Other lines.
     both[0].joined = Some(T + 101 * MS);
     both[1].key = 2;
