@@ -96,7 +96,7 @@ impl Limit {
     /// example](crate::guide::configuration#limits-by-plan).
     #[doc(alias = "ban")]
     #[doc(alias = "unlimited")]
-    #[doc(alias("quota_fn", "tier"))]
+    #[doc(alias = "quota_fn")]
     pub fn by_plan<F, Q>(plan: F) -> Self
     where
         F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,

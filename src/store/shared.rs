@@ -29,8 +29,7 @@ mod step;
 use gather::{Answer, SharedCalls, WaitingQuestion};
 use step::{Asked, DecidedStep, Step};
 
-/// How often a charge is decided. Of those that meet at a counter one is written each time, so more
-/// tries than nodes are needed only where a store never finds what it has read.
+/// How often a charge is decided: more than nodes may meet at a counter.
 const TRIES: usize = 100;
 /// States that are remembered, at most.
 const KNOWN: usize = 16_384;
@@ -290,8 +289,7 @@ impl AnyTable {
 
 impl Recent {
     /// What the counters of simple charges were, if that is known of all; it is forgotten until their
-    /// call is answered. An old state does no harm, nor one of another counter of the same number: a
-    /// write says what it was decided by.
+    /// call is answered. Old states do no harm: a write says what it was decided by.
     fn recall(&mut self, batch: &[WaitingQuestion], step: &Step) -> Option<Vec<Option<State>>> {
         self.answered.filter(|answered| answered.elapsed() < FRESH)?;
         if self.unread >= UNREAD {
@@ -331,14 +329,10 @@ impl Recent {
 impl AnyTable {
     /// Answers the questions, and returns those to ask again, and how long the call took.
     ///
-    /// Of two nodes that are equally far from the server, the one that is a moment later loses: its
-    /// next call has read before the other's next call writes, and so on at each try. So questions
-    /// that have lost before have their counters read again by the call that writes, right behind
-    /// the write. If they lose once more, the next write is a round trip earlier than that of a node
-    /// that has won and has to read first.
-    ///
-    /// Charges that pass by what their counters were a moment ago are written without a read. If these
-    /// have changed, or had ended by the time of the write, the questions are asked again, with a read.
+    /// Questions that have lost before have their counters read again right behind the write: of two
+    /// equally far nodes, the one that is a moment later would lose each time. Charges that pass by
+    /// what their counters were are written without a read. If these have changed, or had ended by
+    /// then, the questions are asked again, with a read.
     async fn decide_and_write(
         &self,
         recent: &Mutex<Recent>,

@@ -92,7 +92,7 @@ impl WaitingQuestion {
         self.counters.first().copied().filter(|_| self.asked.is_simple())
     }
 
-    /// What was not read may have changed long ago, so this says nothing of the counter.
+    /// What was not read may have changed long ago.
     pub(super) fn note_lost(&mut self, was_read: bool) {
         self.tries += usize::from(was_read);
         self.fate.store(if was_read { LOST } else { WAITS }, Relaxed);
