@@ -369,8 +369,7 @@ pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
 /// Extracts the route that axum matched, such as `/users/{id}`, without a slash at its end.
 /// Requests without a matching route (404s) share one count. A service in axum's `nest_service`
 /// counts by the path that it is nested at. Without the feature `axum`, requests are refused with
-/// 500. It is usually part of a combination: `.key((peer_ip(), matched_path()))` counts each route
-/// of a client separately.
+/// 500. Usually, it is part of a [combination](crate::guide::keys): `(peer_ip(), matched_path())`.
 pub fn matched_path() -> impl KeyExtractor + Clone {
     #[cfg(feature = "axum")]
     return Extract(|parts: &Parts, key: &mut Key| {
