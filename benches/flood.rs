@@ -88,7 +88,7 @@ fn regulars(scale: &Scale) {
     let rig = Rig::new(scale);
     let regular = |i: u64| format!("regular-{i}");
     for i in 0..REGULARS {
-        assert!(rig.ask(regular(i), false).allowed());
+        assert!(rig.ask(regular(i), false).is_allowed());
     }
     let mut next = random(1);
     // A round for each token left: each regular key is charged once per round.
@@ -96,16 +96,16 @@ fn regulars(scale: &Scale) {
     let mut refused = 0;
     for round in 0..rounds {
         for _ in 0..scale.charges / rounds {
-            refused += u64::from(!rig.ask(next() % scale.keys, false).allowed());
+            refused += u64::from(!rig.ask(next() % scale.keys, false).is_allowed());
         }
         for i in 0..REGULARS {
             let decision = rig.ask(regular(i), false);
-            assert!(decision.allowed(), "a regular key was refused before its limit");
+            assert!(decision.is_allowed(), "a regular key was refused before its limit");
             assert_eq!(decision.used(), round + 2, "a regular key has lost its count");
         }
     }
     for i in 0..REGULARS {
-        assert!(!rig.ask(regular(i), false).allowed(), "a regular key got more than its limit");
+        assert!(!rig.ask(regular(i), false).is_allowed(), "a regular key got more than its limit");
     }
     let grown = resident().saturating_sub(memory);
     let bound = rig.store.max_bytes();
@@ -139,7 +139,7 @@ fn newcomers(scale: &Scale) {
                 let _ = rig.ask(next() % scale.keys, false);
             }
         }
-        let of_them = |i: &u64| !rig.ask(format!("newcomer-{mean}-{i}"), true).allowed();
+        let of_them = |i: &u64| !rig.ask(format!("newcomer-{mean}-{i}"), true).is_allowed();
         let refused = (0..NEWCOMERS).filter(of_them).count() as f64 / NEWCOMERS as f64;
         peeks += NEWCOMERS;
         let expected = poisson_at_least(LIMIT, mean);

@@ -130,7 +130,7 @@ async fn node(args: &[String]) {
                         let mut seen = seen.lock().expect("no panic");
                         if decision.is_local() {
                             seen.1 += 1;
-                        } else if decision.allowed() {
+                        } else if decision.is_allowed() {
                             let end = decision.reset_at().duration_since(UNIX_EPOCH);
                             let window = end.expect("a time").as_secs();
                             *seen.0.entry(window).or_default() += 1;

@@ -186,7 +186,7 @@ fn decision(times: u64) {
 fn first(times: u64) {
     let limiter = Limiter::new(Quota::per_day(5_000));
     for key in 0..times {
-        assert!(at_once(limiter.check(black_box(key))).expect("memory answers").allowed());
+        assert!(at_once(limiter.check(black_box(key))).expect("memory answers").is_allowed());
     }
 }
 
@@ -203,7 +203,7 @@ fn decide(quotas: impl Into<Limit>, times: u64) {
     let limiter = Limiter::new(limit);
     for _ in 0..times {
         let key = black_box(SocketAddr::from(([127, 0, 0, 1], 50_000)).ip());
-        assert!(at_once(limiter.check(key)).expect("memory answers").allowed());
+        assert!(at_once(limiter.check(key)).expect("memory answers").is_allowed());
     }
 }
 
@@ -221,7 +221,7 @@ fn refuse(quota: Quota, times: u64) {
     _ = at_once(limiter.check(key));
     for _ in 0..times {
         key = black_box(key);
-        assert!(!at_once(limiter.check(key)).expect("memory answers").allowed());
+        assert!(!at_once(limiter.check(key)).expect("memory answers").is_allowed());
     }
 }
 
@@ -280,7 +280,7 @@ fn limits<const N: usize>(quotas: [u64; N], times: u64, allowed: bool) {
         let key = black_box(SocketAddr::from(([127, 0, 0, 1], 50_000)).ip());
         let lines: [Line<'_>; N] = array::from_fn(|i| Line::new(NAMES[i], key, 1));
         let decision = at_once(limits.check(lines)).expect("memory answers");
-        assert_eq!(decision.allowed(), allowed || i == 0);
+        assert_eq!(decision.is_allowed(), allowed || i == 0);
     }
 }
 

@@ -65,11 +65,11 @@ impl Contestant {
                 let key = Key::from(key);
                 let account = Account::new(scope, quotas, &key);
                 let decision = store.charge(Charge::new(account, 1)).await.expect("it answers");
-                assert!(decision.allowed());
+                assert!(decision.is_allowed());
             }
             Self::Hot(limiter) => {
                 let decision = limiter.check("hot").await.expect("it answers");
-                assert!(decision.allowed());
+                assert!(decision.is_allowed());
                 // Yields, as a server does between two requests.
                 tokio::task::coop::consume_budget().await;
             }

@@ -103,7 +103,7 @@ fn limiters(
             let store = PostgresStore::new(&url).expect("an address").schema(&space);
             let store = store.deadline(PATIENT);
             let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-            runtime.block_on(store.create_schema()).expect("it is created");
+            runtime.block_on(store.create_tables()).expect("it is created");
             limit().store(store)
         }
     });
@@ -165,7 +165,7 @@ fn measure(
                         let asked = Instant::now();
                         let decision = limiter.check((random >> 33) % keys).await;
                         let decision = decision.expect("the store answers");
-                        assert!(decision.allowed() && !decision.is_local());
+                        assert!(decision.is_allowed() && !decision.is_local());
                         took.push(asked.elapsed().as_secs_f32());
                     }
                     times.lock().expect("no panic").append(&mut took);

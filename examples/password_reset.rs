@@ -50,7 +50,7 @@ struct Resets {
 /// Responds alike whether or not the account exists or its limit is reached.
 async fn send_mail(State(resets): State<Resets>, Path(account): Path<Account>) -> StatusCode {
     match resets.mails.check(&account).await {
-        Ok(decision) if decision.allowed() && account.0.ends_with("@example.org") => {
+        Ok(decision) if decision.is_allowed() && account.0.ends_with("@example.org") => {
             resets.sent.fetch_add(1, Ordering::Relaxed);
             StatusCode::ACCEPTED
         }

@@ -71,12 +71,12 @@ impl Clock for SystemClock {
 /// let clock = ManualClock::at_ms(1_700_000_040_000);
 /// let limiter = Limit::new(Quota::per_minute(1)).store(MemoryStore::new().clock(clock.clone()));
 ///
-/// assert!(limiter.check("alice").await?.allowed());
-/// assert!(!limiter.check("alice").await?.allowed());
+/// assert!(limiter.check("alice").await?.is_allowed());
+/// assert!(!limiter.check("alice").await?.is_allowed());
 /// clock.advance(Duration::from_secs(60));
-/// assert!(limiter.check("alice").await?.allowed());
+/// assert!(limiter.check("alice").await?.is_allowed());
 /// clock.set_ms(1_700_000_040_000);
-/// assert!(!limiter.check("alice").await?.allowed());
+/// assert!(!limiter.check("alice").await?.is_allowed());
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Default)]

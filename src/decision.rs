@@ -49,7 +49,7 @@ const MAX_INLINE: usize = 2;
 /// let limiter = Limiter::new(Quota::per_day(2).and(Quota::per_week(10)));
 /// let decision = limiter.check("alice").await?;
 ///
-/// assert!(decision.allowed());
+/// assert!(decision.is_allowed());
 /// assert_eq!((decision.limit(), decision.used(), decision.remaining()), (2, 1, 1));
 /// assert_eq!(decision.usage()[1].remaining(), 9);
 ///
@@ -64,7 +64,7 @@ const MAX_INLINE: usize = 2;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-#[must_use = "a decision limits nothing unless it is looked at: see `allowed` and `into_result`"]
+#[must_use = "a decision limits nothing unless it is looked at: see `is_allowed` and `into_result`"]
 pub struct Decision {
     /// The line that governs. Of several, with the time, the verdict and the store of all.
     line: DecidedLine,
@@ -196,21 +196,20 @@ impl PartialEq for LineRef<'_> {
 
 impl Decision {
     /// Returns whether the charge passed, immediately or as a reservation.
-    #[doc(alias = "is_allowed")]
-    pub fn allowed(&self) -> bool {
-        self.line.allowed()
+    pub fn is_allowed(&self) -> bool {
+        self.line.is_allowed()
     }
 
     /// Returns the number of tokens taken: the cost of a charge that passed, or 0 for a refusal or
     /// a peek.
     pub fn granted(&self) -> u64 {
-        if self.allowed() { self.line.cost } else { 0 }
+        if self.is_allowed() { self.line.cost } else { 0 }
     }
 
     /// If some tokens are left for a refused charge, these and its cost.
     pub(crate) fn left_and_cost(&self) -> Option<(u64, u64)> {
         // Most charges are of one token, which fits wherever any is left.
-        if self.line.cost <= 1 || self.allowed() {
+        if self.line.cost <= 1 || self.is_allowed() {
             return None;
         }
         let left = self.remaining();
@@ -312,12 +311,12 @@ impl Decision {
     }
 
     pub(crate) fn passed(self) -> Result<Self, RateLimited> {
-        if self.allowed() { Ok(self) } else { Err(RateLimited(self)) }
+        if self.is_allowed() { Ok(self) } else { Err(RateLimited(self)) }
     }
 
     /// Returns the decision of the limit with this name, if it was charged. If the charge was
     /// refused, limits that would have granted their cost took nothing, and are
-    /// [`allowed`](Self::allowed).
+    /// [`is_allowed`](Self::is_allowed).
     pub fn of(&self, name: &str) -> Option<Self> {
         self.lines().find(|(_, of)| of.0.name.text() == name).map(|(_, of)| of.to_decision())
     }
@@ -435,7 +434,7 @@ impl Decision {
     }
 
     pub(crate) fn refuses_at(&self, place: usize) -> bool {
-        self.line_at(place).is_some_and(|of| !of.0.allowed())
+        self.line_at(place).is_some_and(|of| !of.0.is_allowed())
     }
 
     pub(crate) fn map_lines(&self, mut change: impl FnMut(usize, Self) -> Self) -> Self {
@@ -545,7 +544,7 @@ impl Decision {
 }
 
 impl DecidedLine {
-    fn allowed(&self) -> bool {
+    fn is_allowed(&self) -> bool {
         matches!(self.verdict, Verdict::Passed | Verdict::Reserved { .. })
     }
 

@@ -114,8 +114,8 @@ pub use crate::window::State;
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_fixed_window::StoreError> {
 /// let limiter = Limit::new(Quota::per_minute(1)).store(Simple::default());
-/// assert!(limiter.check("alice").await?.allowed());
-/// assert!(!limiter.check("alice").await?.allowed());
+/// assert!(limiter.check("alice").await?.is_allowed());
+/// assert!(!limiter.check("alice").await?.is_allowed());
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {

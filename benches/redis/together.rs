@@ -46,7 +46,7 @@ impl Contestant {
             Asks::Group => {
                 let line = |i: usize| Line::new(NAMES[i], key, self.costs[i]);
                 let decision = limits.check([line(0), line(1), line(2)]).await;
-                decision.expect("it answers").allowed()
+                decision.expect("it answers").is_allowed()
             }
             Asks::One | Asks::Three => {
                 let count = if matches!(self.asks, Asks::One) { 1 } else { 3 };

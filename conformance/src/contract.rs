@@ -238,7 +238,7 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
     let ended = store.charge(charge).await.expect("the store answers");
     clock.advance(2 * MINUTE);
     let moved = store.charge(charge).await.expect("the store answers");
-    assert!(ended.allowed() && moved.allowed());
+    assert!(ended.is_allowed() && moved.is_allowed());
     clock.set_ms(NOW_MS + 60_000);
     store.adjust(refund(&ended)).await.expect("the store answers");
     assert_eq!(used(&limit, "ahead").await, [5], "a step back revives no window that has ended");
@@ -258,7 +258,7 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
         clock.set_ms(NOW_MS + 86_400_000);
         let first = store.charge(charge).await.expect("the store answers");
         let reserved = store.charge(charge.reserving()).await.expect("the store answers");
-        assert!(first.allowed() && reserved.allowed());
+        assert!(first.is_allowed() && reserved.is_allowed());
         clock.set_ms(NOW_MS + 120_000);
         store.adjust(Adjust::refund(account, 5, &first)).await.expect("the store answers");
         clock.advance(MINUTE);
@@ -274,7 +274,7 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
     let account = Account::new(&scope, &rollover, &other);
     store.adjust(Adjust::refund(account, 3, &first)).await.expect("the store answers");
     let decision = store.charge(Charge::new(account, 9)).await.expect("the store answers");
-    assert!(decision.allowed() && decision.remaining() == 0, "a refund creates nothing");
+    assert!(decision.is_allowed() && decision.remaining() == 0, "a refund creates nothing");
     store.adjust(Adjust::take(account, 2, &decision)).await.expect("the store answers");
     let decision = store.charge(Charge::new(account, 0)).await.expect("the store answers");
     assert_eq!(decision.used(), 7, "what was used is counted past the limit");
@@ -285,7 +285,7 @@ async fn refunds<S: Store>(store: Arc<S>, clock: ManualClock) {
     let (high, low, key) = (reserving(60), reserving(2), Key::from("lowered"));
     let charge = Charge::new(Account::new(&scope, &high, &key), 2);
     let first = store.charge(charge).await.expect("the store answers");
-    assert!(store.charge(charge).await.expect("the store answers").allowed());
+    assert!(store.charge(charge).await.expect("the store answers").is_allowed());
     let account = Account::new(&scope, &low, &key);
     store.adjust(Adjust::refund(account, 2, &first)).await.expect("the store answers");
     assert_eq!(used(&limit, "lowered").await, [2], "a lowered limit takes tokens back");

@@ -66,7 +66,7 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
                 Box::pin(async move {
                     for _ in 0..10 {
                         let decision = limiter.check("one").await.expect("the store answers");
-                        passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
+                        passed.fetch_add(decision.is_allowed().into(), Ordering::SeqCst);
                     }
                 })
             });
@@ -97,7 +97,7 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
                         let decision = limiter.check("edge").await.expect("the store answers");
                         let mut passed = passed.lock().expect("no panic");
                         *passed.entry(decision.reset_at()).or_insert(0) +=
-                            u64::from(decision.allowed());
+                            u64::from(decision.is_allowed());
                     }
                 })
             });
@@ -118,7 +118,7 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
             self.run(&quotas, |_, limiter| {
                 Box::pin(async move {
                     let decision = limiter.check(("new", key)).await.expect("the store answers");
-                    passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
+                    passed.fetch_add(decision.is_allowed().into(), Ordering::SeqCst);
                 })
             });
             let passed = passed.load(Ordering::SeqCst);
@@ -162,7 +162,7 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
                 Box::pin(async move {
                     for _ in 0..40 {
                         let decision = limiter.check("all").await.expect("the store answers");
-                        passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
+                        passed.fetch_add(decision.is_allowed().into(), Ordering::SeqCst);
                         let used: Vec<_> = decision.usage().iter().map(|s| s.used()).collect();
                         let fit = used[0] <= 33 && used[1] <= 50 && used[0] <= used[1];
                         assert!(fit, "used {used:?}");
@@ -198,7 +198,7 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
             Box::pin(async move {
                 for _ in 0..40 {
                     let decision = limits.check(&lines).await.expect("the store answers");
-                    passed.fetch_add(decision.allowed().into(), Ordering::SeqCst);
+                    passed.fetch_add(decision.is_allowed().into(), Ordering::SeqCst);
                 }
             })
         });
@@ -259,7 +259,7 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
                         }
                         let is_after = since.load(Ordering::SeqCst) > 0;
                         let decision = limiter.check(key.clone()).await;
-                        assert!(decision.expect("the store answers").allowed());
+                        assert!(decision.expect("the store answers").is_allowed());
                         if is_after {
                             since.fetch_add(1, Ordering::SeqCst);
                         }

@@ -102,7 +102,7 @@ impl Expect {
             at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
         };
         Self {
-            allowed: decision.allowed(),
+            allowed: decision.is_allowed(),
             remaining: standings.iter().map(|standing| standing.remaining()).collect(),
             used: standings.iter().map(|standing| standing.used()).collect(),
             reset_ms: standings.iter().map(|standing| ms(standing.reset_at())).collect(),

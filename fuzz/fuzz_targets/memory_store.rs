@@ -131,7 +131,7 @@ fn compare(decision: &Decision, expected: &reference::Answer) {
     let of = |f: fn(&tower_fixed_window::Usage) -> i128| -> Vec<i128> {
         standings.iter().map(f).collect()
     };
-    assert_eq!(decision.allowed(), expected.allowed);
+    assert_eq!(decision.is_allowed(), expected.allowed);
     assert_eq!(i128::from(decision.granted()), expected.granted);
     assert_eq!(of(|s| s.used().into()), expected.used);
     assert_eq!(of(|s| s.remaining().into()), expected.remaining);
@@ -141,7 +141,7 @@ fn compare(decision: &Decision, expected: &reference::Answer) {
     assert_eq!((decision.limit(), decision.used()), (of.limit(), of.used()));
     assert_eq!((decision.remaining(), decision.reset_at()), (of.remaining(), of.reset_at()));
     assert_eq!(decision.retry_at().map(ms), expected.retry_at);
-    assert_eq!(!decision.allowed() && decision.retry_at().is_none(), expected.for_good);
+    assert_eq!(!decision.is_allowed() && decision.retry_at().is_none(), expected.for_good);
     assert_eq!(decision.ready_at().map(ms), expected.ready_at);
 }
 

@@ -14,7 +14,7 @@ use tower_fixed_window_postgres::PostgresStore;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = var("DATABASE_URL").unwrap_or("postgres://postgres@127.0.0.1/postgres".to_owned());
     let store = PostgresStore::new(&url)?;
-    store.create_schema().await?;
+    store.create_tables().await?;
     let limit = Quota::per_minute(60).name("api").store(store);
     let app = Router::new().route("/", get(async || "hello\n")).layer(FixedWindowLayer::new(limit));
 

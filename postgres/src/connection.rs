@@ -295,7 +295,7 @@ fn told(what: &str, error: Error) -> StoreError {
         &SqlState::UNDEFINED_TABLE
         | &SqlState::UNDEFINED_FUNCTION
         | &SqlState::INVALID_SCHEMA_NAME => {
-            "there is no table tfw_counters: call `create_schema()` at start, or put `SCHEMA` into a migration"
+            "there is no table tfw_counters: call `create_tables()` at start, or put `SCHEMA` into a migration"
         }
         &SqlState::UNDEFINED_COLUMN => "the table tfw_counters is another version's",
         &SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {

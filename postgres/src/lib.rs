@@ -23,7 +23,7 @@ mod table;
 use table::Table;
 
 /// The SQL that creates the table of counters, a view of it and its functions, for a migration of
-/// your own. [`PostgresStore::create_schema`] runs the same SQL. It may run again.
+/// your own. [`PostgresStore::create_tables`] runs the same SQL. It may run again.
 ///
 /// ```
 /// assert!(tower_fixed_window_postgres::SCHEMA.contains("CREATE TABLE IF NOT EXISTS tfw_counters"));
@@ -45,7 +45,7 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 /// # async fn start() -> Result<(), tower_fixed_window::StoreError> {
 /// let store = PostgresStore::new("postgres://app:secret@10.0.0.7/app")?;
 /// // Or put `SCHEMA` into your migrations.
-/// store.create_schema().await?;
+/// store.create_tables().await?;
 /// let login = FixedWindowLayer::new(Quota::per_minute(5).name("login").store(store));
 /// # let _ = login; Ok(()) }
 /// ```
@@ -164,7 +164,7 @@ impl PostgresStore {
     ///
     /// # Errors
     /// If Postgres does not answer within the deadline, or refuses.
-    pub async fn create_schema(&self) -> Result<(), StoreError> {
+    pub async fn create_tables(&self) -> Result<(), StoreError> {
         let schema = self.server.table.of.strip_suffix('.').map(|name| {
             format!("CREATE SCHEMA IF NOT EXISTS {name}; SET LOCAL search_path TO {name};")
         });

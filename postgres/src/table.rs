@@ -219,7 +219,7 @@ fn order(counter: &CounterId) -> (&str, &[u8], &str) {
 }
 
 fn column<'a, T: FromSql<'a>>(row: Option<&'a Row>, place: usize) -> Result<T, StoreError> {
-    let other = "the functions of tfw_counters are another version's: call `create_schema()`";
+    let other = "the functions of tfw_counters are another version's: call `create_tables()`";
     let row = row.ok_or_else(|| StoreError::new(other))?;
     row.try_get(place).map_err(|error| StoreError::with_source(other, error))
 }

@@ -23,7 +23,7 @@ fn postgres_passes_the_conformance_suite() {
             });
             let first = nodes[0].clone();
             let created = std::thread::scope(|scope| {
-                scope.spawn(|| runtime.block_on(first.create_schema())).join().expect("no panic")
+                scope.spawn(|| runtime.block_on(first.create_tables())).join().expect("no panic")
             });
             created.expect("Postgres answers");
             nodes

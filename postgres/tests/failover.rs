@@ -23,7 +23,7 @@ async fn survives(address: impl Fn(&Postgres, &Postgres) -> String, moves: impl 
     let replica = primary.replica();
     let store = PostgresStore::new(&address(&primary, &replica)).expect("an address");
     let patient = store.clone().deadline(Duration::from_secs(20)).wait_for_disk();
-    patient.create_schema().await.expect("it is created");
+    patient.create_tables().await.expect("it is created");
     let patient = limiter(patient);
     assert_eq!(counts(&patient).await, Some(1));
     assert_eq!(counts(&patient).await, Some(2));
@@ -82,18 +82,18 @@ async fn a_refused_write_is_decided_by_the_clock_of_the_new_primary() {
     for server in [&old, &new] {
         let store = PostgresStore::new(&server.url()).expect("an address");
         let store = store.deadline(Duration::from_secs(20));
-        store.create_schema().await.expect("it is created");
+        store.create_tables().await.expect("it is created");
     }
     let store = PostgresStore::new(&url).expect("an address").deadline(Duration::from_secs(20));
     let limiter = Limit::new(Quota::per_hour(5)).name("clocks").store(store);
-    assert!(limiter.check("before").await.expect("Postgres answers").allowed());
+    assert!(limiter.check("before").await.expect("Postgres answers").is_allowed());
     // The old one becomes a replica between the read and the write.
     old.run(&schema_ahead_by(48).replace("IF current_setting", "IF false AND current_setting"));
     old.run("ALTER SYSTEM SET default_transaction_read_only = on");
     old.run("SELECT pg_reload_conf()");
     wait_for("it only reads", || old.run("SHOW default_transaction_read_only") == "on");
     proxy.set_target(new.port);
-    assert!(limiter.check("a").await.expect("Postgres answers").allowed());
+    assert!(limiter.check("a").await.expect("Postgres answers").is_allowed());
     let ends = "SELECT until < clock_timestamp() + interval '1 hour' FROM tfw WHERE key = 'a'";
     assert_eq!(new.run(ends), "t");
 }

@@ -24,7 +24,7 @@ const PATIENT: Duration = Duration::from_secs(20);
 async fn start() -> Option<(Postgres, PostgresStore)> {
     let server = Postgres::start()?;
     let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it is created");
+    store.create_tables().await.expect("it is created");
     Some((server, store))
 }
 

@@ -51,7 +51,7 @@ async fn node() {
                 };
                 match answer {
                     Ok(decision) if decision.is_local() => println!("local {name}"),
-                    Ok(decision) if decision.allowed() => println!("passed {name}"),
+                    Ok(decision) if decision.is_allowed() => println!("passed {name}"),
                     Ok(_) => {
                         println!("refused {name}");
                         return;
@@ -183,7 +183,7 @@ async fn conflicts(seconds: u64) {
     let Some(server) = Postgres::with(&["max_connections=50"]) else { return };
     let store = PostgresStore::new(&server.url()).expect("an address");
     let store = store.deadline(Duration::from_secs(20));
-    store.create_schema().await.expect("it is created");
+    store.create_tables().await.expect("it is created");
     let (seen, is_over) = (Mutex::new(Seen::default()), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let nodes = (0..4).map(|i| {

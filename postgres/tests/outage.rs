@@ -14,7 +14,7 @@ const DEADLINE: Duration = Duration::from_millis(500);
 
 async fn store(server: &Postgres) -> PostgresStore {
     let store = PostgresStore::new(&server.url()).expect("an address");
-    store.clone().deadline(Duration::from_secs(20)).create_schema().await.expect("it is created");
+    store.clone().deadline(Duration::from_secs(20)).create_tables().await.expect("it is created");
     store.deadline(DEADLINE).remember_refusals(Duration::ZERO)
 }
 
@@ -36,7 +36,7 @@ async fn is_counted(limiter: &Limiter, key: &str) -> bool {
     let decision = limiter.check(key).await.expect("memory answers");
     // A busy machine may stand still for a moment.
     assert!(start.elapsed() < DEADLINE + Duration::from_secs(2), "{:?}", start.elapsed());
-    assert!(decision.allowed());
+    assert!(decision.is_allowed());
     !decision.is_local()
 }
 
@@ -101,8 +101,8 @@ async fn a_table_that_is_dropped() {
     server.run("DROP VIEW tfw; DROP TABLE tfw_counters");
     let store = PostgresStore::new(&server.url()).expect("an address").deadline(DEADLINE * 10);
     let error = store.ping().await.expect_err("there is no table").to_string();
-    assert!(error.contains("create_schema()"), "{error}");
-    store.create_schema().await.expect("it is created");
+    assert!(error.contains("create_tables()"), "{error}");
+    store.create_tables().await.expect("it is created");
     store.ping().await.expect("Postgres answers");
 }
 
@@ -330,7 +330,7 @@ async fn a_transaction_that_stays_open_elsewhere() {
     for _ in 1..500 {
         assert!(is_counted(&limiter, "hot").await);
     }
-    assert!(!limiter.check("hot").await.expect("Postgres answers").allowed());
+    assert!(!limiter.check("hot").await.expect("Postgres answers").is_allowed());
     assert_eq!(counted(&server, "hot"), 500);
 }
 

@@ -14,7 +14,7 @@ async fn sessions_that_all_clients_share() {
         let store = PostgresStore::new(&pooler.url()).expect("an address");
         store.deadline(Duration::from_secs(120))
     });
-    stores[0].create_schema().await.expect("it is created");
+    stores[0].create_tables().await.expect("it is created");
     stores[0].ping().await.expect("Postgres answers");
     let quota = Quota::new(700, Duration::from_secs(10 * 365 * 86_400));
     let one = stores.clone().map(|store| Limit::new(quota).name("one").store(store));
@@ -28,7 +28,7 @@ async fn sessions_that_all_clients_share() {
                 for (limit, passed) in [&one, &two].into_iter().zip(&mut passed) {
                     let decision = limit.check(i % 2_u64).await.expect("Postgres answers");
                     assert!(!decision.is_local());
-                    *passed += u64::from(decision.allowed());
+                    *passed += u64::from(decision.is_allowed());
                 }
             }
             passed

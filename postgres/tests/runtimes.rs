@@ -25,7 +25,7 @@ fn a_connection_ends_with_its_runtime_and_the_other_opens_one() {
     let store = store.deadline(Duration::from_secs(20));
     let limiter = Limit::new(Quota::per_year(1_000_000)).name("runtimes").store(store.clone());
     let [mut first, second] = [(); 2].map(|()| runtime());
-    first.block_on(store.create_schema()).expect("it is created");
+    first.block_on(store.create_tables()).expect("it is created");
     for round in 0..5 {
         assert_eq!(first.block_on(counts(&limiter)), 2 * round + 1);
         // The connection is that of a runtime that stands still now, or has ended.

@@ -16,7 +16,7 @@ async fn a_view_shows_counters_as_the_app_named_them() {
     // All nodes at once.
     let created = [(); 4].map(|()| {
         let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-        tokio::spawn(async move { store.create_schema().await })
+        tokio::spawn(async move { store.create_tables().await })
     });
     for created in created {
         created.await.expect("no panic").expect("it is created");
@@ -57,7 +57,7 @@ async fn a_long_key_is_counted_under_its_hash() {
     };
     for key in [long(90), long(91)] {
         for allowed in [true, true, false] {
-            assert_eq!(limit.check(&key).await.expect("it answers").allowed(), allowed);
+            assert_eq!(limit.check(&key).await.expect("it answers").is_allowed(), allowed);
         }
     }
     limit.reset(long(90)).await.expect("it answers");
@@ -100,7 +100,7 @@ async fn a_deletion_that_failed_is_done_later() {
         let start = Instant::now();
         while server.run(done) != "t" {
             assert!(start.elapsed() < PATIENT, "{done}");
-            assert!(limit.check("a").await.expect("Postgres answers").allowed());
+            assert!(limit.check("a").await.expect("Postgres answers").is_allowed());
         }
     };
     charge_until("SELECT is_called FROM failed").await;
@@ -135,13 +135,13 @@ async fn a_deletion_that_takes_too_long_cancels_no_other_statement() {
 async fn a_table_that_grew_is_never_scanned() {
     let Some(server) = Postgres::with(&["autovacuum=off"]) else { return };
     let store = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    store.create_schema().await.expect("it is created");
+    store.create_tables().await.expect("it is created");
     server.run("VACUUM ANALYZE tfw_counters");
     let limit = Limit::new(Quota::per_hour(1_000).and(Quota::per_day(9_000))).name("api");
     let limit = limit.store(store);
     let charge = async |times| {
         for i in 0..times {
-            assert!(limit.check(i % 5_u64).await.expect("Postgres answers").allowed());
+            assert!(limit.check(i % 5_u64).await.expect("Postgres answers").is_allowed());
         }
     };
     charge(20).await;
@@ -176,7 +176,7 @@ async fn a_table_that_grew_is_never_scanned() {
     server.run("VACUUM ANALYZE tfw_counters");
     let at_once = (0..200_u64).map(|i| {
         let limit = limit.clone();
-        tokio::spawn(async move { limit.check(i).await.expect("Postgres answers").allowed() })
+        tokio::spawn(async move { limit.check(i).await.expect("Postgres answers").is_allowed() })
     });
     for passed in at_once.collect::<Vec<_>>() {
         assert!(passed.await.expect("no panic"));
@@ -207,8 +207,8 @@ async fn rows_that_are_no_counts_can_not_be() {
          FROM (VALUES ('60000+0', -{most}), ('3600000+0', {most})) AS of(win, start)"
     ));
     let limit = Limit::new(Quota::per_minute(5).and(Quota::per_hour(9))).name("api").store(store);
-    assert!(!limit.check(7_u64).await.expect("Postgres answers").allowed());
-    assert!(limit.check(8_u64).await.expect("Postgres answers").allowed());
+    assert!(!limit.check(7_u64).await.expect("Postgres answers").is_allowed());
+    assert!(limit.check(8_u64).await.expect("Postgres answers").is_allowed());
 }
 
 /// While a transaction stays open, the index keeps what was deleted.
@@ -229,12 +229,12 @@ async fn entries_of_deleted_rows_are_not_read_again_and_again() {
     let start = Instant::now();
     while server.run("SELECT count(*) FROM tfw_counters WHERE scope = 'old'") != "0" {
         assert!(start.elapsed() < PATIENT * 3, "ended counters stay");
-        assert!(limit.check("a").await.expect("Postgres answers").allowed());
+        assert!(limit.check("a").await.expect("Postgres answers").is_allowed());
     }
     // A connection reports its numbers with the first statement of a new second.
     let read = async || {
         tokio::time::sleep(Duration::from_millis(1_100)).await;
-        assert!(limit.check("a").await.expect("Postgres answers").allowed());
+        assert!(limit.check("a").await.expect("Postgres answers").is_allowed());
         let read = "SELECT idx_tup_read FROM pg_stat_user_indexes \
                     WHERE indexrelname = 'tfw_counters_until_ms'";
         server.run(read).parse::<u64>().expect("a number")
@@ -243,7 +243,7 @@ async fn entries_of_deleted_rows_are_not_read_again_and_again() {
     let _ = read().await;
     let before = read().await;
     for _ in 0..20 {
-        assert!(limit.check("a").await.expect("Postgres answers").allowed());
+        assert!(limit.check("a").await.expect("Postgres answers").is_allowed());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let after = read().await;
@@ -257,7 +257,7 @@ async fn the_schema_is_found_while_a_transaction_has_written() {
     let Some((server, store)) = start().await else { return };
     store.ping().await.expect("Postgres answers");
     hold(&server, "INSERT INTO tfw_counters VALUES ('a', 'ta', '', 0, 0, 1, 9, '', 1)");
-    store.create_schema().await.expect("it is found");
+    store.create_tables().await.expect("it is found");
     end_held(&server);
 }
 
@@ -268,7 +268,7 @@ async fn the_rest_of_a_lost_group_is_not_locked() {
     let Some((server, store)) = start().await else { return };
     let limit = Limit::new(Quota::per_hour(1_000).and(Quota::per_day(9_000))).name("api");
     let limit = limit.store(store.deadline(Duration::from_secs(2)));
-    assert!(limit.check("a").await.expect("Postgres answers").allowed());
+    assert!(limit.check("a").await.expect("Postgres answers").is_allowed());
     let last_lock = || server.run("SELECT xmax FROM tfw_counters ORDER BY win DESC LIMIT 1");
     let before = last_lock();
     hold(&server, "SELECT FROM tfw_counters ORDER BY win LIMIT 1 FOR UPDATE");
@@ -307,7 +307,7 @@ fn servers_of_one_address_are_told_apart_by_their_port() {
 async fn only_rights_on_the_table_are_needed() {
     let Some(server) = Postgres::start() else { return };
     let owner = PostgresStore::new(&server.url()).expect("an address").deadline(PATIENT);
-    owner.schema("limits").create_schema().await.expect("it is created");
+    owner.schema("limits").create_tables().await.expect("it is created");
     server.run(
         "CREATE USER app; GRANT USAGE ON SCHEMA limits TO app; \
          REVOKE ALL ON SCHEMA public FROM PUBLIC",
@@ -315,7 +315,7 @@ async fn only_rights_on_the_table_are_needed() {
     let url = format!("postgres://app@127.0.0.1:{}/postgres", server.port);
     let store = PostgresStore::new(&url).expect("an address").deadline(PATIENT).schema("limits");
     // The connection is not left in its transaction.
-    store.create_schema().await.expect_err("the right to create is missing");
+    store.create_tables().await.expect_err("the right to create is missing");
     let error = store.ping().await.expect_err("the right is missing").to_string();
     assert!(error.contains("42501"), "{error}");
     server.run("GRANT SELECT, INSERT, UPDATE, DELETE ON limits.tfw_counters TO app");

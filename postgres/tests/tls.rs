@@ -13,7 +13,7 @@ use tower_fixed_window_postgres::PostgresStore;
 async fn client() {
     let Ok(url) = std::env::var("TFW_TLS_OF") else { return };
     let store = PostgresStore::new(&url).expect("an address").deadline(Duration::from_secs(20));
-    match store.create_schema().await {
+    match store.create_tables().await {
         Ok(()) => println!("answer: {:?}", store.ping().await),
         Err(error) => println!("error: {error}"),
     }

@@ -192,7 +192,7 @@ impl Limiter for Several {
             let answer = |&(limit, _, cost): &(usize, u32, u64)| {
                 // Nothing is known of a limit that is not in a refusal.
                 let Some(of) = decision.of(LIMITS[limit]) else { return Answer::Undone };
-                match (of.allowed(), of.granted() == cost) {
+                match (of.is_allowed(), of.granted() == cost) {
                     (true, true) if of.is_local() => Answer::PassedLocally,
                     (true, true) => Answer::Passed,
                     (true, false) => Answer::Undone,

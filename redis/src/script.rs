@@ -129,7 +129,7 @@ pub(super) fn decide(
     let time = u64::try_from(time).ok()?;
     let (decision, _) = charge.decide(time, |_, _| states.next().copied().flatten());
     let mut taken = charge.lines().zip(seen.iter().map(|seen| seen.taken));
-    let agreed = match decision.allowed() {
+    let agreed = match decision.is_allowed() {
         true if charge.is_peek() => taken.all(|(_, taken)| taken == 0),
         true => taken.all(|((_, cost), taken)| taken == cost as i64),
         // Nothing is 0 for a line that would have passed beside others.

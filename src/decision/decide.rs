@@ -265,7 +265,7 @@ impl Decision {
             // A late reservation is decided as if it passed, and then undone.
             let ask = Ask { peek: !late && (is_peek || fits_beside), ..line.ask };
             let (mut decision, mut writes) = Self::over::<N>(line.label, now, line.windows, ask);
-            fit &= decision.allowed();
+            fit &= decision.is_allowed();
             if late {
                 decision = decision.undone();
             }
@@ -286,7 +286,7 @@ impl Decision {
     /// The refusal of a reservation that one limit would cover only after the end of the window
     /// that covers it under another (S13). `None` if it is in time.
     pub(crate) fn late_refusal(&self) -> Option<Self> {
-        let taking = self.lines().filter(|(_, of)| of.0.allowed() && of.0.cost > 0);
+        let taking = self.lines().filter(|(_, of)| of.0.is_allowed() && of.0.cost > 0);
         let windows = taking.flat_map(|(place, of)| {
             let usage = of.usage().iter().enumerate();
             usage.map(move |(i, usage)| ((place, i), usage.span(), of.covering_window(i)))
@@ -406,8 +406,8 @@ impl DecidedLine {
     /// Whether this line refuses for longer or, if both pass, has the smaller part left.
     #[inline(always)]
     fn prevails_over(&self, other: &Self) -> bool {
-        if !(self.allowed() && other.allowed()) {
-            return !self.allowed() && (other.allowed() || self.refuses_longer(other));
+        if !(self.is_allowed() && other.is_allowed()) {
+            return !self.is_allowed() && (other.is_allowed() || self.refuses_longer(other));
         }
         let (own, others) = (self.governor(), other.governor());
         // Compares the parts of the limits without a division. A limit of 0 has nothing left.

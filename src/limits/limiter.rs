@@ -28,7 +28,7 @@ use crate::store::{
 /// let uploads = Limiter::new(Quota::per_day(1_000).name("uploads"));
 ///
 /// let decision = uploads.check("alice").await?;
-/// assert!(decision.allowed());
+/// assert!(decision.is_allowed());
 /// assert_eq!(decision.remaining(), 999);
 ///
 /// // More than one token at a time.

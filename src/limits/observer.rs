@@ -43,7 +43,7 @@ fn note(
     (limiter, account, cost): ChargedLine<'_>,
     shadow: bool,
 ) -> bool {
-    if !decision.allowed() {
+    if !decision.is_allowed() {
         if observe::ON {
             note_refused(account, decision, place, shadow);
         }
@@ -86,7 +86,7 @@ fn watch<'a>(
 ) {
     for (place, (limiter, account, _)) in lines.enumerate().filter(|(_, of)| of.0.is_watched) {
         let (key, quotas) = (account.key, account.quotas);
-        if decision.allowed() {
+        if decision.is_allowed() {
             if let Some(of) = decision.at(place).filter(|_| limiter.live.limit.warns()) {
                 limiter.live.limit.warn(key, quotas, &of, of.granted());
             }

@@ -297,7 +297,7 @@ impl<J> FixedWindowLayer<J> {
     /// let (sender, refused) = mpsc::channel();
     /// let layer = FixedWindowLayer::new(Quota::per_day(1).key(Key::global()));
     /// let layer = layer.on_decision(move |parts, decision| {
-    ///     if !decision.allowed() && !decision.is_shadow() {
+    ///     if !decision.is_allowed() && !decision.is_shadow() {
     ///         let _ = sender.send((parts.uri.path().to_owned(), decision.limit()));
     ///     }
     /// });

@@ -486,7 +486,7 @@ impl Limiter {
         let decision = of.as_ref().unwrap_or(decision);
         let prepared = PreparedHeaders::new(headers, self.name(), 0);
         let mut response = Response::new(());
-        if decision.allowed() {
+        if decision.is_allowed() {
             prepared.stamp_passed(&mut response, decision, || decision.now_ms(), None);
         } else {
             prepared.stamp_refused(&mut response, decision);

@@ -250,7 +250,7 @@ impl LimitedRequest {
 
     pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
         match answer {
-            Ok(decision) if decision.allowed() => {
+            Ok(decision) if decision.is_allowed() => {
                 self.note(Decided::Charged(decision));
                 self.pass_charged(parts)
             }

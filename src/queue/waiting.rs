@@ -112,7 +112,7 @@ impl<'a> Visit<'a> {
 
 impl LastAnswer {
     fn refuses(&self) -> bool {
-        !self.decision.allowed()
+        !self.decision.is_allowed()
     }
 
     fn is_of(&self, terms: &Terms) -> bool {
@@ -411,7 +411,7 @@ impl Waiting {
     ) -> bool {
         let decision = answer.as_ref().ok();
         // A request may never pass any more: the limits were lowered.
-        let waits = decision.is_some_and(|of| !of.allowed() && of.retry_at_ms().is_some());
+        let waits = decision.is_some_and(|of| !of.is_allowed() && of.retry_at_ms().is_some());
         if let Some(decision) = decision {
             self.note_answer(claim, sent, decision, visit);
         }

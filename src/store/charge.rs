@@ -23,15 +23,15 @@ use crate::window::{State, Window};
 /// assert_eq!((account.key, cost), (&key, 3));
 /// assert!(!charge.is_peek() && !charge.may_reserve());
 /// let (decision, writes) = charge.decide(now, |_account, _quota| None);
-/// assert!(decision.allowed());
+/// assert!(decision.is_allowed());
 /// let (_account, _quota, state) = writes[0];
 /// assert_eq!((state.used, state.until), (3, 1_700_000_100_000));
 ///
 /// // Two are left.
 /// let decide = |charge: Charge<'_>| charge.decide(now, |_, _| Some(state)).0;
-/// assert!(!decide(charge).allowed());
+/// assert!(!decide(charge).is_allowed());
 /// assert!(decide(charge.reserving()).ready_at().is_some());
-/// assert!(!decide(charge.peeking()).allowed());
+/// assert!(!decide(charge.peeking()).is_allowed());
 /// // Without borrows, for a reply that comes later.
 /// assert!(!charge.to_owned().as_charge().is_peek());
 /// ```

@@ -71,7 +71,7 @@ impl SequentialCharge {
                 remote.caller.count_no_answer_without();
             }
             match answer {
-                Ok(decision) if decision.allowed() => self.passed.push(Some(decision)),
+                Ok(decision) if decision.is_allowed() => self.passed.push(Some(decision)),
                 Ok(refusal) => return Ok(self.refuse(refusal).await),
                 Err(error) if error.allows() => {
                     self.passed.push(None);

@@ -101,8 +101,8 @@ const FRESH: Duration = Duration::from_millis(10);
 /// let [one, other] = [table.clone(), table].map(|table| {
 ///     Limit::new(Quota::per_minute(1)).name("login").store(Remote::around(Shared::around(table)))
 /// });
-/// assert!(one.check("alice").await?.allowed());
-/// assert!(!other.check("alice").await?.allowed());
+/// assert!(one.check("alice").await?.is_allowed());
+/// assert!(!other.check("alice").await?.is_allowed());
 /// # Ok(()) }
 /// ```
 pub trait Counters: Send + Sync + 'static {

@@ -48,13 +48,13 @@ fn used(limits: &Limits) -> [u64; 3] {
 #[test]
 fn a_refusal_takes_from_no_limit_and_names_those_that_refuse() {
     let limits = gateway();
-    assert!(answer(limits.check(lines(3))).allowed());
+    assert!(answer(limits.check(lines(3))).is_allowed());
     assert_eq!(used(&limits), [1, 600, 3]);
 
     let refused = answer(limits.check(lines(48)));
-    assert!(!refused.allowed());
+    assert!(!refused.is_allowed());
     assert_eq!(used(&limits), [1, 600, 3]);
-    let passes = |name| refused.of(name).expect("it took part").allowed();
+    let passes = |name| refused.of(name).expect("it took part").is_allowed();
     assert_eq!([passes("requests"), passes("tokens"), passes("cents")], [true, false, false]);
     let requests = refused.of("requests").expect("it took part");
     assert_eq!((requests.granted(), requests.used(), requests.remaining()), (0, 1, 5));
@@ -68,7 +68,7 @@ fn a_refusal_takes_from_no_limit_and_names_those_that_refuse() {
 #[test]
 fn a_cost_that_can_never_pass_governs_a_refusal() {
     let limits = gateway();
-    assert!(answer(limits.check(lines(50))).allowed());
+    assert!(answer(limits.check(lines(50))).is_allowed());
     let refused =
         answer(limits.check([Line::new("requests", "acme", 7), Line::new("cents", "ann", 1)]));
     assert_eq!(refused.name(), "requests");
@@ -83,7 +83,7 @@ fn the_limit_with_the_smallest_part_left_governs_to_the_last_token() {
         let [one, two] = costs;
         let decision =
             answer(limits.check([Line::new("one", "k", one), Line::new("two", "k", two)]));
-        assert!(decision.allowed());
+        assert!(decision.is_allowed());
         decision.name().to_owned()
     };
     let of = |limit| Quotas::from(Quota::per_hour(limit));
@@ -300,11 +300,11 @@ fn a_charge_of_several_limits_takes_one_allocation() {
                 .collect();
             let charge = || answer(store.charge(Charge::together(&lines)));
             // The table grows, and the counters are noted.
-            assert!(charge().allowed());
+            assert!(charge().is_allowed());
             for hour in 0..2 {
                 for allowed in [true, true, hour == 1, false] {
                     let mut passed = !allowed;
-                    let counted = measure(|| passed = charge().allowed());
+                    let counted = measure(|| passed = charge().is_allowed());
                     assert_eq!(passed, allowed);
                     assert!(counted.count_total <= 1, "{count} of {quotas}: {counted:?}");
                 }
@@ -338,20 +338,20 @@ fn check(limits: &Limits, tokens: u64) -> Result<Decision, StoreError> {
 fn what_is_known_of_one_limit_refuses_all_without_a_call() {
     let server = Server::start();
     let limits = far(server.node());
-    assert!(check(&limits, 900).expect("it answers").allowed());
+    assert!(check(&limits, 900).expect("it answers").is_allowed());
     assert_eq!(server.calls(), 1, "one step");
     let refused = check(&limits, 200).expect("it answers");
-    assert!(refused.of("requests").expect("it took part").allowed());
+    assert!(refused.of("requests").expect("it took part").is_allowed());
     for _ in 0..100 {
         let refused = check(&limits, 200).expect("it is known");
         assert_eq!(refused.name(), "tokens");
         assert!(refused.of("requests").is_none() && refused.retry_at().is_some());
     }
     assert_eq!(server.calls(), 2);
-    assert!(check(&limits, 100).expect("it answers").allowed(), "it is less");
-    assert!(!check(&limits, 1).expect("it answers").allowed());
+    assert!(check(&limits, 100).expect("it answers").is_allowed(), "it is less");
+    assert!(!check(&limits, 1).expect("it answers").is_allowed());
     block_on(limits.limiter("tokens").reset("acme")).expect("it answers");
-    assert!(check(&limits, 200).expect("it answers").allowed(), "it was reset");
+    assert!(check(&limits, 200).expect("it answers").is_allowed(), "it was reset");
     let requests = block_on(limits.limiter("requests").peek("acme")).expect("it answers");
     assert_eq!(requests.used(), 3, "refusals took nothing");
 }
@@ -362,7 +362,7 @@ fn a_store_that_fails_stands_in_for_all_limits_or_for_none() {
     let store = server.node().deadline(Duration::from_secs(9));
     let here = far(store.clone());
     let nowhere = far(store.on_failure(OnStoreFailure::Deny));
-    assert!(check(&here, 900).expect("it answers").allowed());
+    assert!(check(&here, 900).expect("it answers").is_allowed());
     for scope in ["requests", "tokens"] {
         server.fail(scope, true);
     }
@@ -370,7 +370,7 @@ fn a_store_that_fails_stands_in_for_all_limits_or_for_none() {
     for (tokens, passes) in [(900, true), (900, false), (100, true)] {
         let decision = check(&here, tokens).expect("memory answers");
         assert!(decision.is_local() && decision.limits().all(|(_, of)| of.is_local()));
-        assert_eq!(decision.allowed(), passes, "{tokens}");
+        assert_eq!(decision.is_allowed(), passes, "{tokens}");
     }
     // Both limits of one step: the refused one took nothing of the other.
     let decision = check(&here, 0).expect("memory answers");
@@ -411,7 +411,7 @@ fn a_refused_reservation_names_the_limits_that_refuse_it() {
             if used == 1 {
                 assert_eq!(decided[1].name(), "second");
                 assert_eq!(decided[1].retry_after(), Some(Duration::from_secs(1)));
-                assert!(decided[1].of("hour").is_some_and(|of| of.allowed()));
+                assert!(decided[1].of("hour").is_some_and(|of| of.is_allowed()));
             }
         }
     }

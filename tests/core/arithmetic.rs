@@ -30,7 +30,7 @@ fn a_step_back_does_not_return_tokens_to_a_window_they_were_not_taken_from() {
     let _ = rig.charge(5, false);
     rig.go_to(99);
     rig.settle(0, None);
-    assert!(!rig.charge(1, false).allowed());
+    assert!(!rig.charge(1, false).is_allowed());
 }
 
 /// S14: the clock was ahead for a moment, and stepped back by more than a window.
@@ -39,13 +39,13 @@ fn tokens_that_a_step_back_has_moved_are_not_returned_for_later_ones() {
     for grid in [Grid::Aligned, Grid::Staggered, Grid::FirstRequest] {
         let spec = Spec { amounts: (5, 0, 0), window_ms: 100, grid };
         let mut rig = Rig::new(vec![vec![spec]], 86_400_000);
-        assert!(rig.charge(5, false).allowed());
+        assert!(rig.charge(5, false).is_allowed());
         rig.go_to(1_000);
-        assert!(!rig.charge(1, false).allowed(), "they were moved along");
+        assert!(!rig.charge(1, false).is_allowed(), "they were moved along");
         rig.go_to(1_100);
-        assert!(rig.charge(5, false).allowed());
+        assert!(rig.charge(5, false).is_allowed());
         rig.settle(0, None);
-        assert!(!rig.charge(1, false).allowed());
+        assert!(!rig.charge(1, false).is_allowed());
     }
 }
 
@@ -56,9 +56,9 @@ fn a_step_back_returns_no_tokens_of_a_later_window() {
     for grid in [Grid::Aligned, Grid::Staggered, Grid::FirstRequest] {
         let spec = |reserved| Spec { amounts: (5, 0, reserved), window_ms: 100, grid };
         let mut rig = Rig::new(vec![vec![spec(0)]], 86_400_000);
-        assert!(rig.charge(5, false).allowed());
+        assert!(rig.charge(5, false).is_allowed());
         rig.go_to(86_400_200);
-        assert!(rig.charge(5, false).allowed());
+        assert!(rig.charge(5, false).is_allowed());
         rig.go_to(1_000);
         rig.settle(0, None);
         assert_eq!(left(&rig.peek(0)), [0]);
@@ -67,14 +67,14 @@ fn a_step_back_returns_no_tokens_of_a_later_window() {
         assert_eq!(left(&rig.peek(0)), [5]);
 
         let mut rig = Rig::new(vec![vec![spec(5)]], 86_400_000);
-        assert!(rig.charge(5, false).allowed());
+        assert!(rig.charge(5, false).is_allowed());
         assert!(rig.charge(5, true).ready_at().is_some());
         rig.go_to(1_000);
         rig.settle(0, None);
         rig.go_to(1_100);
-        assert!(!rig.charge(1, false).allowed(), "it is reserved");
+        assert!(!rig.charge(1, false).is_allowed(), "it is reserved");
         rig.go_to(1_300);
-        assert!(rig.charge(5, false).allowed());
+        assert!(rig.charge(5, false).is_allowed());
     }
 }
 
@@ -83,12 +83,12 @@ fn a_step_back_returns_no_tokens_of_a_later_window() {
 fn a_state_from_the_end_of_time_lasts_whole_windows_after_a_step_back() {
     let spec = Spec { amounts: (9, 0, 5), window_ms: 2, grid: Grid::Staggered };
     let mut rig = Rig::new(vec![vec![spec]], END_OF_TIME as u64 - 1);
-    assert!(rig.charge(9, false).allowed());
+    assert!(rig.charge(9, false).is_allowed());
     rig.go_to(0);
     rig.apply(&Op::Limits(vec![(4, 0, 0)]));
     let refused = rig.charge(1, false);
     rig.go_to(refused.retry_at().map(ms).expect("a later window") as u64);
-    assert!(rig.charge(1, false).allowed());
+    assert!(rig.charge(1, false).is_allowed());
 }
 
 /// The tokens left in each window.
@@ -102,7 +102,7 @@ fn left(decision: &Decision) -> Vec<u64> {
 fn a_reservation_over_a_raised_capacity_may_stay_taken() {
     let spec = Spec { amounts: (2, 0, 0), window_ms: 3, grid: Grid::Aligned };
     let mut rig = Rig::new(vec![vec![spec]], 0);
-    assert!(rig.charge(1, false).allowed());
+    assert!(rig.charge(1, false).is_allowed());
     rig.apply(&Op::Limits(vec![(2, 3, 4)]));
     let had = rig.receipts.len();
     assert!(rig.charge(5, true).ready_at().is_some());
@@ -267,7 +267,7 @@ proptest! {
         let stood = rig.peek(0);
         let had = rig.receipts.len();
         let decision = rig.charge(cost, reserve);
-        if decision.allowed() {
+        if decision.is_allowed() {
             rig.settle(had, None);
             let limits_changed = before.iter().any(|(_, op)| matches!(op, Op::Limits(_)));
             if limits_changed && decision.ready_at().is_some() {
@@ -279,7 +279,7 @@ proptest! {
             }
         }
         // At any other, it returns at most what was taken.
-        let Some(taken) = rig.charge(cost, reserve).allowed().then(|| rig.receipts.pop()).flatten() else {
+        let Some(taken) = rig.charge(cost, reserve).is_allowed().then(|| rig.receipts.pop()).flatten() else {
             return Ok(());
         };
         for (step, op) in &between {
@@ -313,7 +313,7 @@ proptest! {
             // A refused charge changes nothing (S6, S9): it may be asked in the midst of a trace.
             let (stood, had) = (rig.peek(0), rig.receipts.len());
             let decision = rig.charge(cost, reserve);
-            if decision.allowed() {
+            if decision.is_allowed() {
                 rig.settle(had, None);
                 continue;
             }
@@ -323,24 +323,24 @@ proptest! {
                 // The end itself is never reached.
                 if retry_at == END_OF_TIME { return Ok(()) }
                 rig.go_to((retry_at as u64 - 1).max(there));
-                prop_assert!(!rig.charge(cost, false).allowed(), "at {}", rig.now);
+                prop_assert!(!rig.charge(cost, false).is_allowed(), "at {}", rig.now);
                 rig.go_to(retry_at as u64);
                 if reserve && rig.comes_too_late(&decision, cost) {
                     // No quota refuses it for its count, so that each covers it then.
                     let fits = rig.specs[0].iter().all(|spec| cost <= spec.amounts.0 + spec.amounts.1);
-                    prop_assert!(!fits || rig.charge(cost, false).allowed(), "not at {retry_at}");
+                    prop_assert!(!fits || rig.charge(cost, false).is_allowed(), "not at {retry_at}");
                     return Ok(());
                 }
                 let decision = rig.charge(cost, reserve);
                 let late = reserve && rig.comes_too_late(&decision, cost);
-                prop_assert!(decision.allowed() || late, "not at {retry_at}");
+                prop_assert!(decision.is_allowed() || late, "not at {retry_at}");
                 // Without debt; but another quota, which did not refuse, may go into it.
                 if let [Spec { amounts: (limit, more, _), .. }] = rig.specs[0][..] {
                     prop_assert!(cost > limit + more || decision.ready_at().is_none());
                 }
                 return Ok(());
             }
-            prop_assert!(!decision.allowed());
+            prop_assert!(!decision.is_allowed());
         }
     }
 }

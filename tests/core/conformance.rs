@@ -283,7 +283,7 @@ impl Faulty {
         let _step = (self.fault != ChargesLimitsInTwoSteps).then(|| lock(&STEP));
         let now = self.now();
         let (decision, writes) = charge.decide(now, |of, quota| self.load(of, quota, now));
-        if self.fault == ChargesLimitByLimit && !decision.allowed() {
+        if self.fault == ChargesLimitByLimit && !decision.is_allowed() {
             for (account, cost) in charge.lines() {
                 let _ = self.decide(Charge::new(account, cost), now);
             }
@@ -330,7 +330,7 @@ impl Store for Faulty {
                     let one = Account::new(account.scope, &one, account.key);
                     let _ = self.decide(Charge::new(one, cost), now);
                 }
-                if decision.allowed() {
+                if decision.is_allowed() {
                     // The decision is made from the counters before the charge.
                     for quota in account.quotas {
                         let one = Quotas::from(*quota);

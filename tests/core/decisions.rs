@@ -18,14 +18,14 @@ fn a_decision_describes_the_quota_that_governs_it() {
     let hour = UNIX_EPOCH + Duration::from_millis(HOUR_MS);
 
     let passed = charge(&limiter, "alice", 4, false).0;
-    assert_eq!((passed.allowed(), passed.granted()), (true, 4));
+    assert_eq!((passed.is_allowed(), passed.granted()), (true, 4));
     assert_eq!((passed.limit(), passed.used(), passed.remaining()), (5, 4, 1));
     assert_eq!((passed.reset_after(), passed.reset_at()), (seconds(40), hour + seconds(60)));
     assert_eq!((passed.ready_after(), passed.ready_at()), (Duration::ZERO, None));
     assert_eq!((passed.refusing().count(), passed.is_local()), (0, false));
 
     let refused = charge(&limiter, "alice", 2, false).0;
-    assert_eq!((refused.allowed(), refused.granted()), (false, 0));
+    assert_eq!((refused.is_allowed(), refused.granted()), (false, 0));
     assert_eq!((refused.limit(), refused.used(), refused.remaining()), (5, 4, 1));
     assert_eq!(refused.retry_after(), Some(seconds(40)));
     assert_eq!(refused.retry_at(), Some(hour + seconds(60)));
@@ -37,7 +37,7 @@ fn a_decision_describes_the_quota_that_governs_it() {
     );
 
     let impossible = charge(&limiter, "alice", 6, false).0;
-    assert_eq!((impossible.allowed(), impossible.retry_after()), (false, None));
+    assert_eq!((impossible.is_allowed(), impossible.retry_after()), (false, None));
     assert_eq!(
         text(impossible),
         "rate limit exceeded: 4 of 5 used, 1 left for a cost of 6, and it can never fit"
@@ -45,7 +45,7 @@ fn a_decision_describes_the_quota_that_governs_it() {
 
     clock.advance(seconds(40));
     let passed = charge(&limiter, "alice", 3, false).0;
-    assert_eq!((passed.allowed(), passed.granted()), (true, 3));
+    assert_eq!((passed.is_allowed(), passed.granted()), (true, 3));
     assert_eq!((passed.limit(), passed.used(), passed.remaining()), (7, 7, 0));
     assert_eq!(passed.reset_at(), hour + seconds(3_600));
     let [minute, hour] = passed.usage() else { panic!("two quotas") };

@@ -32,8 +32,8 @@ fn charge(limiter: &Limiter, threads: u64, over: impl Fn() -> bool + Sync) -> Wi
                     let key = i % KEYS;
                     let decision = answer(limiter.check(key));
                     let (passed, refused) = own.entry((key, decision.reset_at())).or_default();
-                    *passed += u64::from(decision.allowed());
-                    *refused |= !decision.allowed();
+                    *passed += u64::from(decision.is_allowed());
+                    *refused |= !decision.is_allowed();
                     if i % 16 == 0 && over() {
                         break;
                     }

@@ -361,7 +361,7 @@ fn assert_is_one_key(ways: &[Key]) {
     for key in ways {
         answer(first.reset(key));
         assert!(ways.iter().all(|other| answer(first.peek(other)).used() == 0));
-        assert!(answer(first.check(&ways[0])).allowed());
+        assert!(answer(first.check(&ways[0])).is_allowed());
     }
 }
 
@@ -386,7 +386,7 @@ fn names_chosen_for_a_hash_are_two_names() {
     let limits = Limits::new(limits).store(store.clone());
     let both = |cost| answer(limits.check(names.map(|name| Line::new(name, "alice", cost))));
     let used = || names.map(|name| answer(limits.limiter(name).peek("alice")).used());
-    assert!(both(2).allowed());
+    assert!(both(2).is_allowed());
     assert!(answer(limits.limiter(names[0]).charge("alice", 3)).is_ok());
     assert_eq!(used(), [5, 2]);
     answer(limits.limiter(names[0]).reset("alice"));
@@ -397,7 +397,7 @@ fn names_chosen_for_a_hash_are_two_names() {
     (0..1_000_u64).for_each(|key| drop(answer(flood.check(key))));
     let passed = names.map(|name| {
         let limiter = Quota::per_hour(5).name(name).store(full.clone());
-        (0..9).filter(|_| answer(limiter.check("alice")).allowed()).count()
+        (0..9).filter(|_| answer(limiter.check("alice")).is_allowed()).count()
     });
     assert_eq!(passed, [5, 5]);
 }
@@ -414,8 +414,8 @@ fn windows_chosen_for_a_hash_are_two_windows() {
         decision.usage().iter().map(|usage| usage.used()).collect::<Vec<_>>()
     };
     let by_day = both.with_quotas(day);
-    assert!((0..2).all(|_| answer(both.check("alice")).allowed()));
-    assert!((0..3).all(|_| answer(by_day.check("alice")).allowed()));
+    assert!((0..2).all(|_| answer(both.check("alice")).is_allowed()));
+    assert!((0..3).all(|_| answer(by_day.check("alice")).is_allowed()));
     assert_eq!(used(), [2, 5]);
     answer(by_day.reset("alice"));
     assert_eq!(used(), [0, 0]);

@@ -29,7 +29,7 @@ fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
     let crowd = || Quota::per_minute(5).name("crowd");
     // With its first refusal, a limit enters a list that the process keeps, and that may grow.
     let limiter = Limiter::new(crowd());
-    while answer(limiter.check("key")).allowed() {}
+    while answer(limiter.check("key")).is_allowed() {}
 
     let mut bound = 0;
     let started = std::time::Instant::now();
@@ -40,7 +40,7 @@ fn a_flood_of_keys_keeps_memory_within_its_bound_and_every_tracked_count() {
         let regular = Limit::new(quotas).name("regular").store(store.clone());
         let crowd = crowd().store(store);
         for key in 0..tracked {
-            assert!(answer(regular.check(key)).allowed());
+            assert!(answer(regular.check(key)).is_allowed());
         }
         for key in 0..flood {
             let _ = answer(crowd.check(key));
@@ -129,7 +129,7 @@ fn the_store_allocates_nothing_for_a_charge() {
             for key in &keys[from..to] {
                 for _ in 0..5 {
                     let mut allowed = true;
-                    let counted = measure(|| allowed = ask(key).allowed());
+                    let counted = measure(|| allowed = ask(key).is_allowed());
                     refused += u64::from(!allowed);
                     assert!(counted.count_total <= lists, "{what}: {counted:?}");
                 }
@@ -158,7 +158,7 @@ fn a_growing_store_keeps_every_count_and_memory_follows_the_number_of_keys() {
             for key in 0..keys {
                 // Earlier keys are charged again in between.
                 for key in [key, key / 2] {
-                    assert!(answer(limiter.check(key)).allowed());
+                    assert!(answer(limiter.check(key)).is_allowed());
                 }
             }
             for key in 0..keys {
@@ -190,7 +190,7 @@ fn in_small_stores_no_key_exceeds_its_limit_when_a_table_cannot_grow() {
         let limiter = Limit::new(quotas).store(store);
         for key in 0..46_u64 / quotas.as_ref().len() as u64 {
             let _ = answer(limiter.check(key));
-            assert!(!answer(limiter.check(key)).allowed(), "{key} in store {i}");
+            assert!(!answer(limiter.check(key)).is_allowed(), "{key} in store {i}");
         }
     }
 }
@@ -282,7 +282,7 @@ fn a_receipt_is_of_the_quotas_that_decided() {
     let limits = limits.store(MemoryStore::new().clock(clock.clone()));
     let hour = Quotas::from(Quota::per_hour(5));
     let of_hour = |cost| [Line::new("a", "k", cost).with_quotas(&hour)];
-    assert!(answer(limits.check(of_hour(5))).allowed());
+    assert!(answer(limits.check(of_hour(5))).is_allowed());
     let until = UNIX_EPOCH + Duration::from_millis(NOW_MS + 500);
     limits.limiter("a").set_quotas_until(Quota::per_hour(9), until);
     // That time is over at the second reading.
@@ -323,7 +323,7 @@ fn a_clock_that_panics_blocks_no_later_charge() {
         let (clock, daily) = (Failing::default(), Quota::per_day(9));
         let limits = Limits::new([daily.name("a"), daily.reserve_up_to(9).name("b")]);
         let limits = limits.store(MemoryStore::new().clock(clock.clone()));
-        assert!(answer(limits.check(lines())).allowed());
+        assert!(answer(limits.check(lines())).is_allowed());
 
         clock.0.store(true, Ordering::Relaxed);
         catch_unwind(AssertUnwindSafe(|| call(&limits))).expect_err("it panics");

@@ -39,19 +39,19 @@ fn a_tracked_key_keeps_its_count_and_is_not_refused_before_its_limit() {
             .and(Quota::new(25, Duration::from_secs(600)).from_first_request());
         let regular = Limit::new(quotas).name("regular").store(store.clone());
         for key in 0..tracked {
-            assert!(answer(regular.check(key)).allowed());
+            assert!(answer(regular.check(key)).is_allowed());
         }
         for round in 2..=20 {
             flood(&store, max_keys as u64 * 3 + 100);
             for key in 0..tracked {
                 let decision = answer(regular.check(key));
-                assert!(decision.allowed(), "{max_keys}: {key} in round {round}");
+                assert!(decision.is_allowed(), "{max_keys}: {key} in round {round}");
                 let used: Vec<_> = decision.usage().iter().map(|s| s.used()).collect();
                 assert_eq!(used, [round; 3], "{max_keys}: {key}");
             }
         }
         for key in 0..tracked {
-            assert!(!answer(regular.check(key)).allowed());
+            assert!(!answer(regular.check(key)).is_allowed());
         }
         // In the next minute, the first quota's entry may have been reused, those of the others
         // not.
@@ -72,7 +72,7 @@ fn which_keys_share_an_overflow_entry_differs_between_stores() {
         let (store, _) = small(1_000);
         flood(&store, 3_000);
         let late = Quota::per_hour(1).name("late").store(store);
-        (0..500_u64).filter(|key| !answer(late.check(*key)).allowed()).collect::<Vec<_>>()
+        (0..500_u64).filter(|key| !answer(late.check(*key)).is_allowed()).collect::<Vec<_>>()
     };
     let (one, other) = (refused(), refused());
     assert!(!one.is_empty() && !other.is_empty());
@@ -86,10 +86,10 @@ fn keys_of_a_full_store_share_many_counts() {
     let (store, _) = small(20_000);
     // All requests pass, and fill the store to its last entry.
     let flood = Quota::per_week(60_000).name("flood").store(store.clone());
-    (0..60_000_u64).for_each(|key| assert!(answer(flood.check(key)).allowed()));
+    (0..60_000_u64).for_each(|key| assert!(answer(flood.check(key)).is_allowed()));
     let late = Quota::per_hour(1).name("late").store(store);
     // Nearly all shared counts are used, so their number is known.
-    let counts = (0..2_000_u64).filter(|key| answer(late.check(*key)).allowed()).count();
+    let counts = (0..2_000_u64).filter(|key| answer(late.check(*key)).is_allowed()).count();
     assert!((150..300).contains(&counts), "{counts} counts");
 }
 
@@ -103,17 +103,17 @@ fn an_overflow_entry_empties_one_window_after_its_last_allowed_charge() {
         let (store, clock) = small(1);
         flood(&store, 1_000);
         let late = Limit::new(quota).name("late").store(store);
-        assert!(answer(late.check("late")).allowed());
+        assert!(answer(late.check("late")).is_allowed());
         clock.advance(Duration::from_secs(40));
-        assert!(answer(late.check("late")).allowed());
+        assert!(answer(late.check("late")).is_allowed());
         // Refused requests do not keep the overflow from becoming empty.
         for _ in 0..59 {
             clock.advance(Duration::from_secs(1));
-            assert!(!answer(late.check("late")).allowed());
+            assert!(!answer(late.check("late")).is_allowed());
         }
         clock.advance(Duration::from_secs(1));
         let decision = answer(late.check("late"));
-        assert_eq!((decision.allowed(), decision.used()), (true, 1));
+        assert_eq!((decision.is_allowed(), decision.used()), (true, 1));
     }
 }
 
@@ -128,7 +128,7 @@ fn a_key_that_leaves_overflow_keeps_its_count() {
         let late = Limit::new(quota).name("late").store(store.clone());
         let before = store.overflowed();
         for _ in 0..3 {
-            assert!(answer(late.check("late")).allowed());
+            assert!(answer(late.check("late")).is_allowed());
         }
         assert_eq!(store.overflowed(), before + 3, "{quota}");
         // In the next minute, the entries of the flood are free.
@@ -139,7 +139,7 @@ fn a_key_that_leaves_overflow_keeps_its_count() {
             assert_eq!(decision.reset_at(), UNIX_EPOCH + Duration::from_secs(end));
         }
         assert_eq!(store.overflowed(), before + 3, "{quota}: its entry is its own now");
-        assert!(!answer(late.check("late")).allowed());
+        assert!(!answer(late.check("late")).is_allowed());
     }
 }
 
@@ -157,11 +157,11 @@ fn a_refusal_by_several_limits_takes_no_free_entry() {
     let limits = limits.store(store.clone());
     let check =
         |names: [&str; 2]| answer(limits.check(names.map(|name| Line::new(name, "late", 1))));
-    assert!(check(["tokens", "requests"]).allowed());
+    assert!(check(["tokens", "requests"]).is_allowed());
     // In the next minute, the entries of the flood are free.
     clock.set_ms(NOW_MS);
     let (entries, overflowed) = (store.live_entries(), store.overflowed());
-    assert!(!check(["tokens", "requests"]).allowed());
+    assert!(!check(["tokens", "requests"]).is_allowed());
     assert_eq!(store.live_entries(), entries);
     assert_eq!(store.overflowed(), overflowed + 2);
     let decision = check(["tokens", "bytes"]);
@@ -222,9 +222,9 @@ fn a_full_overflow_has_room_again_when_its_windows_have_ended() {
     let _ = flood_with(Quota::per_week(1_000), &store, 1_000);
     fill_overflow(&store);
     let late = Quota::per_hour(5).name("late").store(store);
-    assert!(!answer(late.check("late")).allowed());
+    assert!(!answer(late.check("late")).is_allowed());
     clock.advance(Duration::from_secs(2 * 86_400));
-    assert!(answer(late.check("late")).allowed());
+    assert!(answer(late.check("late")).is_allowed());
 }
 
 /// A quota that has no entry, beside one whose entry has expired, must not take that entry: both
@@ -240,7 +240,7 @@ fn quotas_of_one_key_never_share_an_entry() {
         let after = Limit::new(both).name("x").store(store);
         let _ = answer(before.check("alice"));
         clock.advance(Duration::from_secs(120));
-        let passed = (0..10).filter(|_| answer(after.check("alice")).allowed()).count();
+        let passed = (0..10).filter(|_| answer(after.check("alice")).is_allowed()).count();
         assert_eq!(passed, 3, "{both} beside {others}");
         let usage = answer(after.peek("alice")).usage().to_vec();
         assert!(others > 0 || usage.iter().all(|usage| usage.used() == 3), "{usage:?}");
@@ -252,17 +252,17 @@ fn in_a_flood_a_reset_or_refund_affects_only_its_own_key() {
     let (store, _) = small(1);
     let quotas = Quota::per_hour(5).and(Quota::per_day(8));
     let limiter = Limit::new(quotas).name("x").store(store.clone());
-    assert!(answer(limiter.check("tracked")).allowed());
+    assert!(answer(limiter.check("tracked")).is_allowed());
     flood(&store, 1_000);
     let (_, receipt) = charge(&limiter, "late", 3, false);
     let receipt = receipt.expect("the overflow was empty");
     let reset = limiter.reset("late").into_now().expect("memory answers at once");
     assert!(reset.is_err(), "its count is not its own: {reset:?}");
     answer(limiter.refund(receipt));
-    let passed = (0..10).filter(|_| answer(limiter.check("late")).allowed()).count();
+    let passed = (0..10).filter(|_| answer(limiter.check("late")).is_allowed()).count();
     assert!(passed <= 5, "{passed} after a reset");
     answer(limiter.reset("tracked"));
-    let passed = (0..10).filter(|_| answer(limiter.check("tracked")).allowed()).count();
+    let passed = (0..10).filter(|_| answer(limiter.check("tracked")).is_allowed()).count();
     assert_eq!(passed, 5);
 }
 
@@ -296,7 +296,7 @@ fn windows_that_other_keys_have_moved_stay_on_their_grid() {
         let (store, clock) = small(1);
         let api = Limit::new(quota).name("api").store(store.clone());
         clock.advance(Duration::from_secs(3_600));
-        assert!((0..3).all(|_| answer(api.check("a")).allowed()));
+        assert!((0..3).all(|_| answer(api.check("a")).is_allowed()));
         for i in 0..16_u64 {
             let _ = answer(api.check(i));
         }
@@ -311,7 +311,7 @@ fn windows_that_other_keys_have_moved_stay_on_their_grid() {
             for _ in 0..10 {
                 let decision = answer(api.check("a"));
                 let in_minute = decision.reset_after() <= Duration::from_secs(60);
-                if decision.allowed() && in_minute {
+                if decision.is_allowed() && in_minute {
                     *windows.entry(decision.reset_at()).or_default() += 1;
                 }
             }
@@ -333,7 +333,7 @@ fn a_clock_that_steps_back_within_a_window_leaves_a_shared_count_as_it_is() {
     let before = answer(late.check("late"));
     clock.set_ms(NOW_MS + 30_000);
     let after = answer(late.check("late"));
-    assert_eq!((after.allowed(), after.retry_at()), (false, before.retry_at()));
+    assert_eq!((after.is_allowed(), after.retry_at()), (false, before.retry_at()));
 }
 
 /// S14: to what the key took along from a shared entry, until the end of its own window. Those that
@@ -356,7 +356,7 @@ fn tokens_of_a_shared_entry_come_back_to_the_entry_of_the_key() {
             let lines = |cost| -> Vec<_> {
                 limits.into_iter().map(|limiter| Line::new(limiter.name(), "k", cost)).collect()
             };
-            assert!(answer(limits.check(lines(1))).allowed());
+            assert!(answer(limits.check(lines(1))).is_allowed());
             clock.advance(Duration::from_millis(500));
             let receipt = answer(limits.charge(lines(3))).expect("four of five");
             assert!(store.overflowed() > 0);
@@ -383,12 +383,12 @@ fn a_refund_is_never_written_to_a_shared_entry() {
     // The keys that share an entry fill it.
     let crowd = |limiter: &Limiter| {
         let keys = 0..200_u64;
-        keys.filter(|key| answer(limiter.check(*key)).allowed()).count()
+        keys.filter(|key| answer(limiter.check(*key)).is_allowed()).count()
     };
     while crowd(&limiter) > 0 {}
-    assert!(!answer(limiter.check("early")).allowed(), "it shares an entry, which is full");
+    assert!(!answer(limiter.check("early")).is_allowed(), "it shares an entry, which is full");
     answer(limiter.refund(receipt));
-    assert!(!answer(limiter.check("early")).allowed(), "others' tokens came back");
+    assert!(!answer(limiter.check("early")).is_allowed(), "others' tokens came back");
     assert_eq!(crowd(&limiter), 0, "others' tokens came back");
 }
 
@@ -405,7 +405,7 @@ fn a_clock_that_was_a_year_ahead_for_a_moment_refuses_new_keys_for_a_window_at_m
             let (store, clock) = small(max_keys);
             let limiter = Limit::new(quota).name("limited").store(store.clone());
             let passed =
-                |key: u64| (0..10).filter(|_| answer(limiter.check(key)).allowed()).count();
+                |key: u64| (0..10).filter(|_| answer(limiter.check(key)).is_allowed()).count();
             let crowd = max_keys as u64 * 3 + 1_000;
             (0..crowd).for_each(|key| _ = passed(key));
             clock.advance(YEAR);
@@ -432,7 +432,7 @@ fn a_clock_that_was_a_year_ahead_is_forgotten_an_hour_after_one_charge() {
         let (store, clock) = small(MAX_KEYS as usize);
         let limiter = Limit::new(quota).name("limited").store(store);
         let passed = |keys: std::ops::Range<u64>| {
-            keys.filter(|key| answer(limiter.check(*key)).allowed()).count() as u64
+            keys.filter(|key| answer(limiter.check(*key)).is_allowed()).count() as u64
         };
         clock.advance(Duration::from_secs(365 * 86_400));
         assert!(passed(0..3 * MAX_KEYS) >= MAX_KEYS);
@@ -458,7 +458,7 @@ fn a_clock_that_was_a_year_ahead_leaves_no_overflow_behind() {
     clock.advance(Duration::from_secs(120));
     let before = store.overflowed();
     for key in 2_000..2_005_u64 {
-        assert!(answer(limiter.check(key)).allowed());
+        assert!(answer(limiter.check(key)).is_allowed());
         let live = store.live_entries();
         answer(limiter.reset(key));
         assert_eq!(store.live_entries(), live - 1, "{key}");
@@ -477,7 +477,7 @@ fn windows_of_nearly_one_length_share_no_count() {
             let many = few.with_quotas(quota(1_000, low));
             let late = 10_000_u64;
             (0..8).for_each(|key| drop(answer(many.charge(late + 1 + key, 1_000))));
-            let passed = (0..20).filter(|_| answer(few.check(late)).allowed()).count();
+            let passed = (0..20).filter(|_| answer(few.check(late)).is_allowed()).count();
             assert_eq!(passed, 5, "{low} and {high}");
         }
     }

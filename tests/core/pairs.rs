@@ -65,14 +65,14 @@ async fn a_remembered_debt_that_a_group_of_a_larger_plan_has_ended() {
     let free = quota.name("far").store(here);
     sleep(SECOND).await;
     assert!(there.reserve("alice", 30).await.expect("it answers").is_ok());
-    assert!(!free.check("alice").await.expect("it answers").allowed());
+    assert!(!free.check("alice").await.expect("it answers").is_allowed());
     sleep(60 * SECOND).await;
     let pro = Quota::per_minute(1_000).into();
     let group = [Line::new("far", "alice", 1).with_quotas(&pro), Line::new("all", "alice", 1)];
-    assert!(limits.check(group).await.expect("it answers").allowed());
+    assert!(limits.check(group).await.expect("it answers").is_allowed());
     let known = free.check("alice").await.expect("it answers");
     let truth = free.peek("alice").await.expect("it answers");
-    assert_eq!(known.allowed(), truth.allowed());
+    assert_eq!(known.is_allowed(), truth.is_allowed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,9 +228,9 @@ async fn a_settled_limit_without_a_layer_asks_again_after_a_second() {
         let limits = if kind == 2 { vec![far, all] } else { vec![far] };
         let limits = Limits::new(limits).store(store);
         let check = async || match kind {
-            0 => limits.limiter("far").check("alice").await.expect("it answers").allowed(),
-            1 => limits.check(&lines()[..1]).await.expect("it answers").allowed(),
-            _ => limits.check(lines()).await.expect("it answers").allowed(),
+            0 => limits.limiter("far").check("alice").await.expect("it answers").is_allowed(),
+            1 => limits.check(&lines()[..1]).await.expect("it answers").is_allowed(),
+            _ => limits.check(lines()).await.expect("it answers").is_allowed(),
         };
         sleep(SECOND).await;
         assert!(check().await && !check().await);
@@ -251,7 +251,7 @@ async fn a_shard_that_fails_is_counted_in_memory_alone() {
     let lines = || ["down", "well"].map(|name| Line::new(name, "alice", 1));
     let mut passed = 0;
     for _ in 0..9 {
-        passed += u64::from(limits.check(lines()).await.expect("it answers").allowed());
+        passed += u64::from(limits.check(lines()).await.expect("it answers").is_allowed());
     }
     assert_eq!(passed, 2);
     assert_eq!(
@@ -266,14 +266,14 @@ async fn a_shard_that_fails_is_counted_in_memory_alone() {
 async fn a_reset_while_a_group_is_refused_is_seen() {
     let server = Server::start();
     let limits = two(server.node());
-    assert!(limits.check(lines()).await.expect("it answers").allowed());
+    assert!(limits.check(lines()).await.expect("it answers").is_allowed());
     server.slow(0, 100);
     let refused = tokio::spawn(limits.check(lines()));
     sleep(Duration::from_millis(5)).await;
     server.slow(0, 0);
     limits.limiter("far").reset("alice").await.expect("it answers");
-    assert!(!refused.await.expect("no panic").expect("it answers").allowed());
-    assert!(limits.check(lines()).await.expect("it answers").allowed());
+    assert!(!refused.await.expect("no panic").expect("it answers").is_allowed());
+    assert!(limits.check(lines()).await.expect("it answers").is_allowed());
 }
 
 /// The request takes its turn by the limit whose shard is well, and waits for that one only.
@@ -446,7 +446,7 @@ fn a_local_charge_is_corrected_under_the_share_that_decided_it() {
             };
             let told = (decision.retry_at().map(ms), decision.ready_at().map(ms));
             let is_told = (expected.allowed, (expected.retry_at, expected.ready_at));
-            assert_eq!((decision.allowed(), told), is_told, "{at}");
+            assert_eq!((decision.is_allowed(), told), is_told, "{at}");
             for ((_, of), expected) in decision.limits().zip(&expected.answers) {
                 assert!(of.is_local());
                 assert_eq!(answer_of(&of).numbers(), expected.numbers(), "{at}");

@@ -31,7 +31,7 @@ async fn check(limiter: &Limiter, cost: u64) -> Decision {
 }
 
 async fn allowed(limiter: &Limiter) -> bool {
-    check(limiter, 1).await.allowed()
+    check(limiter, 1).await.is_allowed()
 }
 
 /// The calls for 1,000 refusals in a minute.
@@ -129,8 +129,8 @@ async fn a_remembered_refusal_equals_the_stores_answer() {
     let limiter = limiter(&server.node(), quotas);
     let truth = |cost| truth(&server, &quotas, cost, false);
     sleep(7 * SECOND).await;
-    assert!(check(&limiter, 95).await.allowed());
-    assert!(!check(&limiter, 10).await.allowed());
+    assert!(check(&limiter, 95).await.is_allowed());
+    assert!(!check(&limiter, 10).await.is_allowed());
     sleep(3 * SECOND).await;
     let calls = server.calls();
     let known = check(&limiter, 10).await;
@@ -164,12 +164,12 @@ async fn a_raised_limit_applies_at_once() {
 async fn a_smaller_cost_calls_the_store() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(10));
-    assert!(check(&limiter, 6).await.allowed());
-    assert!(!check(&limiter, 5).await.allowed());
+    assert!(check(&limiter, 6).await.is_allowed());
+    assert!(!check(&limiter, 5).await.is_allowed());
     let calls = server.calls();
-    assert!(!check(&limiter, 6).await.allowed());
+    assert!(!check(&limiter, 6).await.is_allowed());
     assert_eq!(server.calls(), calls);
-    assert!(check(&limiter, 4).await.allowed());
+    assert!(check(&limiter, 4).await.is_allowed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,7 +193,7 @@ async fn a_reset_clears_refusals_remembered_under_other_quotas() {
     let plans: [Quotas; 2] =
         [Quota::per_hour(1).into(), Quota::per_hour(1).staggered().and(Quota::per_week(2))];
     let check =
-        async |plan| one.with_quotas(plan).check("alice").await.expect("it answers").allowed();
+        async |plan| one.with_quotas(plan).check("alice").await.expect("it answers").is_allowed();
     for plan in plans {
         assert!(check(plan).await && !check(plan).await && !check(plan).await);
     }
@@ -220,7 +220,7 @@ async fn the_number_of_remembered_refusals_is_bounded() {
     const KEYS: u64 = 200_000;
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(0));
-    let check = async |n: u64| limiter.check(n).await.expect("it answers").allowed();
+    let check = async |n: u64| limiter.check(n).await.expect("it answers").is_allowed();
     for n in 0..KEYS {
         assert!(!check(n).await);
     }
@@ -239,7 +239,7 @@ async fn a_reset_clears_counts_of_the_fallback() {
     let node = server.node();
     let limiter = |quotas: Quota| Limit::new(quotas).name("far").store(node.clone());
     let (one, other) = (limiter(Quota::per_minute(1)), limiter(Quota::per_hour(1)));
-    let check = async || one.check("alice").await.expect("it answers").allowed();
+    let check = async || one.check("alice").await.expect("it answers").is_allowed();
     server.fail("far", true);
     assert!(check().await && !check().await);
     server.fail("far", false);
@@ -291,7 +291,7 @@ async fn a_refusal_decided_before_a_reset_is_not_remembered_after_it() {
     sleep(Duration::from_millis(1)).await;
     server.slow(0, 0);
     limiter.reset("alice").await.expect("it answers");
-    assert!(!refused.await.expect("no panic").expect("it answers").allowed());
+    assert!(!refused.await.expect("no panic").expect("it answers").is_allowed());
     assert!(allowed(&limiter).await);
 }
 
@@ -315,7 +315,7 @@ async fn a_reset_whose_future_is_dropped_still_applies() {
 async fn a_lowered_limit_leaves_no_debt_in_remembered_refusals() {
     let server = Server::start();
     let node = server.node();
-    assert!(check(&limiter(&node, Quota::per_minute(100)), 90).await.allowed());
+    assert!(check(&limiter(&node, Quota::per_minute(100)), 90).await.is_allowed());
     let lowered = limiter(&node, Quota::per_minute(10));
     assert!(!allowed(&lowered).await);
     let calls = server.calls();
@@ -343,7 +343,7 @@ async fn limits_that_are_charged_in_turns_ask_again_after_a_second() {
     let limits = Limits::new(limits).store(server.node());
     let passes = async || {
         let lines = ["far", "all"].map(|name| Line::new(name, "alice", 1));
-        limits.check(lines).await.expect("it answers").allowed()
+        limits.check(lines).await.expect("it answers").is_allowed()
     };
     assert!(passes().await && !passes().await);
     let calls = server.calls();
@@ -358,11 +358,11 @@ async fn limits_that_are_charged_in_turns_ask_again_after_a_second() {
 async fn a_reservation_above_the_debt_that_is_left_is_refused_without_a_call() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(10).reserve_up_to(5));
-    assert!(reserved(&limiter, 12).await.allowed() && !reserved(&limiter, 4).await.allowed());
+    assert!(reserved(&limiter, 12).await.is_allowed() && !reserved(&limiter, 4).await.is_allowed());
     let calls = server.calls();
-    assert!(!reserved(&limiter, 4).await.allowed());
+    assert!(!reserved(&limiter, 4).await.is_allowed());
     assert_eq!(server.calls(), calls);
-    assert!(reserved(&limiter, 3).await.allowed());
+    assert!(reserved(&limiter, 3).await.is_allowed());
 }
 
 /// Half a second before the hour ends. 5 tokens would be covered in the next minute, after the end
@@ -373,14 +373,14 @@ async fn a_larger_reservation_that_may_pass_asks_the_store() {
     let hour = Quota::per_hour(600).reserve_up_to(600);
     sleep(Duration::from_millis(59 * 60_000 + 59_500)).await;
     let both = limiter(&server.node(), Quota::per_minute(10).reserve_up_to(1_000).and(hour));
-    assert!(check(&limiter(&server.node(), hour), 580).await.allowed());
-    assert!(check(&both, 10).await.allowed());
+    assert!(check(&limiter(&server.node(), hour), 580).await.is_allowed());
+    assert!(check(&both, 10).await.is_allowed());
 
-    assert!(!reserved(&both, 5).await.allowed());
+    assert!(!reserved(&both, 5).await.is_allowed());
     let calls = server.calls();
-    assert!(!reserved(&both, 5).await.allowed());
+    assert!(!reserved(&both, 5).await.is_allowed());
     assert_eq!(server.calls(), calls, "the refusal is remembered");
-    assert!(reserved(&both, 20).await.allowed());
+    assert!(reserved(&both, 20).await.is_allowed());
     assert_eq!(server.calls(), calls + 1, "the store grants it");
     assert_eq!(truth(&server, &quotas_of(&both), 0, false).usage()[1].used(), 610);
 }
@@ -391,8 +391,8 @@ async fn what_is_remembered_moves_once_when_the_stores_clock_steps_back() {
     let server = Server::start();
     sleep(60 * SECOND).await;
     let limiter = limiter(&server.node(), Quota::per_second(10).reserve_up_to(50));
-    assert!(check(&limiter, 9).await.allowed() && !check(&limiter, 5).await.allowed());
-    assert!(allowed(&limiter).await && reserved(&limiter, 5).await.allowed());
+    assert!(check(&limiter, 9).await.is_allowed() && !check(&limiter, 5).await.is_allowed());
+    assert!(allowed(&limiter).await && reserved(&limiter, 5).await.is_allowed());
     server.step_back(Duration::from_millis(9_100));
     assert_eq!(check(&limiter, 0).await.used(), 15);
     sleep(Duration::from_millis(300)).await;
@@ -405,7 +405,7 @@ async fn peeks_call_the_store() {
     let limiter = limiter(&server.node(), Quota::per_minute(1));
     assert!(allowed(&limiter).await && !allowed(&limiter).await);
     let calls = server.calls();
-    assert!(!limiter.peek("alice").await.expect("it answers").allowed());
+    assert!(!limiter.peek("alice").await.expect("it answers").is_allowed());
     assert_eq!(server.calls(), calls + 1);
 }
 
@@ -414,7 +414,7 @@ async fn during_an_outage_remembered_refusals_hold_and_those_of_the_fallback_are
     let server = Server::start();
     let node = server.node();
     let limiter = Quota::per_minute(1).name("far").store(node.clone());
-    let spent = async |key| !limiter.check(key).await.expect("it answers").allowed();
+    let spent = async |key| !limiter.check(key).await.expect("it answers").is_allowed();
     assert!(!spent("alice").await && spent("alice").await);
     server.fail("far", true);
     assert!(spent("alice").await, "not asked anew in memory");
@@ -440,7 +440,7 @@ async fn reserved(limiter: &Limiter, cost: u64) -> Decision {
 async fn a_refusal_under_one_plan_does_not_outlast_the_count_under_another() {
     let server = Server::start();
     let node = server.node();
-    assert!(check(&limiter(&node, Quota::per_minute(100)), 80).await.allowed());
+    assert!(check(&limiter(&node, Quota::per_minute(100)), 80).await.is_allowed());
     assert!(allowed(&limiter(&node, Quota::per_hour(1))).await);
     let both = limiter(&node, Quota::per_hour(1).and(Quota::per_minute(10)));
     assert!(!allowed(&both).await);

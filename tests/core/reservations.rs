@@ -50,10 +50,10 @@ fn what_is_reserved_stays_so_under_other_quotas() {
             first.into_iter().for_each(|of| answer(limiter.refund(of.expect("it passed"))));
             limiter.set_quotas(quota);
             clock.advance(reserved.ready_after());
-            assert!(!charge(&limiter, "alice", 1, false).0.allowed(), "{other}");
+            assert!(!charge(&limiter, "alice", 1, false).0.is_allowed(), "{other}");
             // Those of the last window come back.
             answer(limiter.refund(later.expect("it passed")));
-            assert!(charge(&limiter, "alice", 5, false).0.allowed(), "{other}");
+            assert!(charge(&limiter, "alice", 5, false).0.is_allowed(), "{other}");
         }
     }
 }
@@ -63,7 +63,7 @@ fn what_is_reserved_stays_so_under_other_quotas() {
 fn exceptions_to_the_promise_are_as_large_as_the_rules_say() {
     let clock = ManualClock::at_ms(TURN);
     let passed = |limiter: &Limiter| {
-        (0..).take_while(|_| charge(limiter, "alice", 1, false).0.allowed()).count()
+        (0..).take_while(|_| charge(limiter, "alice", 1, false).0.is_allowed()).count()
     };
     // The earlier capacity, and what the limit was raised by.
     let saved = limiter(&clock, Quota::per_day(1).rollover_up_to(100));
@@ -73,14 +73,14 @@ fn exceptions_to_the_promise_are_as_large_as_the_rules_say() {
 
     let quota = |limit| Quota::per_minute(limit).reserve_up_to(5);
     let [raised, refunded] = [quota(5), quota(5)].map(|quota| limiter(&clock, quota));
-    assert!(charge(&raised, "alice", 5, false).0.allowed());
+    assert!(charge(&raised, "alice", 5, false).0.is_allowed());
     assert!(charge(&raised, "alice", 5, true).0.ready_at().is_some());
     // For a moment, this minute covers all that was reserved.
     raised.set_quotas(quota(20));
-    assert!(charge(&raised, "alice", 1, false).0.allowed());
+    assert!(charge(&raised, "alice", 1, false).0.is_allowed());
     raised.set_quotas(quota(5));
     // This minute covers four of five tokens.
-    assert!(charge(&refunded, "alice", 1, false).0.allowed());
+    assert!(charge(&refunded, "alice", 1, false).0.is_allowed());
     let (_, reserved) = charge(&refunded, "alice", 5, true);
     clock.advance(Duration::from_secs(60));
     assert_eq!(passed(&raised), 5);

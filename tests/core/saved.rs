@@ -70,7 +70,7 @@ fn used(limiter: &Limiter, key: &str) -> Vec<u64> {
 fn what_has_ended_is_not_loaded() {
     let deploys = Deploys::new();
     let limiter = deploys.limiter(Quota::per_minute(5).and(Quota::per_hour(50)));
-    (0..50).for_each(|key| assert!(answer(limiter.check(key)).allowed()));
+    (0..50).for_each(|key| assert!(answer(limiter.check(key)).is_allowed()));
     drop(limiter);
     let size = |path: &Path| fs::metadata(path).expect("a file").len();
     let full = size(&deploys.path());
@@ -90,7 +90,10 @@ fn a_reset_finds_what_the_process_before_has_counted() {
     let quotas = [Quota::per_minute(5).into(), Quota::per_hour(5).and(zoned)];
     for quotas in quotas {
         let limiter = deploys.limiter(quotas);
-        assert!(answer(limiter.check("alice")).allowed() && answer(limiter.check("bob")).allowed());
+        assert!(
+            answer(limiter.check("alice")).is_allowed()
+                && answer(limiter.check("bob")).is_allowed()
+        );
     }
     // This limiter has charged nothing yet, and is called under another plan.
     let limiter = deploys.limiter(Quota::per_day(1));
@@ -108,7 +111,7 @@ fn a_reset_that_would_not_find_all_is_an_error_after_a_deploy_too() {
     let limiter = deploys.limiter(Quota::per_day(1));
     for ms in 1..=65 {
         let plan = limiter.with_quotas(Quota::new(1, Duration::from_millis(86_400_000 + ms)));
-        assert!(answer(plan.check("alice")).allowed());
+        assert!(answer(plan.check("alice")).is_allowed());
     }
     let error = |limiter: &Limiter| limiter.reset("alice").into_now().expect("at once").is_err();
     assert!(error(&limiter));
@@ -132,7 +135,7 @@ fn a_reset_of_a_limit_beyond_those_noted_is_an_error_after_a_deploy_too() {
     for i in 0..17 {
         for ms in 1..=64 {
             let plan = Quota::new(1, Duration::from_millis(86_400_000 + ms));
-            assert!(answer(limiter(&store, i).with_quotas(plan).check("alice")).allowed());
+            assert!(answer(limiter(&store, i).with_quotas(plan).check("alice")).is_allowed());
         }
     }
     assert_eq!(resets(&store), [true, false]);
@@ -158,7 +161,7 @@ fn a_full_store_waits_no_longer_than_a_window_for_a_clock_that_was_ahead() {
     // The entries are free again. More keys than these might share a bucket.
     deploys.clock.set_ms(NOW_MS + 2 * MINUTE_MS);
     let before = store.overflowed();
-    assert!(answer(late.check(3_000)).allowed());
+    assert!(answer(late.check(3_000)).is_allowed());
     assert_eq!(store.overflowed(), before);
 }
 
@@ -185,7 +188,7 @@ fn a_store_of_another_size_has_all_counts_and_room_for_them() {
         assert_eq!(left(&after), expected, "{first} and then {second} keys");
         // New keys count as well.
         for key in 100_000..100_010 {
-            let passed = (0..5).filter(|_| answer(after.check(key)).allowed()).count();
+            let passed = (0..5).filter(|_| answer(after.check(key)).is_allowed()).count();
             assert!(passed <= 3, "{first} and then {second} keys: {passed}");
         }
         drop((store, after));
@@ -199,10 +202,10 @@ fn a_larger_store_has_room_for_more_keys_and_a_smaller_one_takes_less_memory() {
     let open = |max_keys| deploys.saved(deploys.store(max_keys)).expect("the file opens");
     let limiter = |store: &MemoryStore| Quota::per_hour(3).name("api").store(store.clone());
     let store = open(10);
-    (0..10).for_each(|key| assert!(answer(limiter(&store).check(key)).allowed()));
+    (0..10).for_each(|key| assert!(answer(limiter(&store).check(key)).is_allowed()));
     drop(store);
     let store = open(10_000);
-    (0..10_000).for_each(|key| assert!(answer(limiter(&store).check(key)).allowed()));
+    (0..10_000).for_each(|key| assert!(answer(limiter(&store).check(key)).is_allowed()));
     assert!(store.overflowed() < 200, "{}", store.overflowed());
     drop(store);
 
@@ -210,7 +213,7 @@ fn a_larger_store_has_room_for_more_keys_and_a_smaller_one_takes_less_memory() {
     deploys.clock.set_ms(NOW_MS + 120 * MINUTE_MS);
     let store = open(100);
     assert!(store.max_bytes() < 10_000, "{}", store.max_bytes());
-    assert!(answer(limiter(&store).check(1)).allowed());
+    assert!(answer(limiter(&store).check(1)).is_allowed());
     drop(store);
     assert_eq!(open(100).live_entries(), 1);
 }
@@ -230,7 +233,7 @@ fn a_save_while_keys_come_and_tables_grow_misses_none_of_those_before() {
                 let limiter = limiter(&store);
                 scope.spawn(move || {
                     for i in 0..keys {
-                        assert!(answer(limiter.check(i * THREADS + thread as u64)).allowed());
+                        assert!(answer(limiter.check(i * THREADS + thread as u64)).is_allowed());
                         charged.store(i + 1, Ordering::Release);
                     }
                 });
@@ -260,7 +263,7 @@ fn the_last_clone_saves_when_it_is_dropped() {
     let deploys = Deploys::new();
     let store = deploys.open();
     let limiter = Quota::per_hour(3).name("api").store(store.clone());
-    assert!(answer(limiter.check("alice")).allowed());
+    assert!(answer(limiter.check("alice")).is_allowed());
     drop(store);
     assert!(!deploys.path().exists());
     drop(limiter);

@@ -181,7 +181,7 @@ async fn charge_under(store: &Shared, key: u64, limit: u64) -> Result<bool, Stor
     let (scope, key) = (Scope::named("one"), Key::from(key));
     let quotas = Quota::per_minute(limit).into();
     let decision = store.charge(Charge::new(Account::new(&scope, &quotas, &key), 1)).await?;
-    Ok(decision.allowed())
+    Ok(decision.is_allowed())
 }
 
 fn spawn_charge(store: &Shared, key: u64) -> JoinHandle<Result<bool, StoreError>> {
@@ -455,7 +455,7 @@ async fn meet(table: &Table, quotas: &[Quotas; 2], costs: [u64; 2]) -> [Option<u
         let reply = stores[node].charge(Charge::new(account, costs[node]));
         tokio::spawn(async move {
             let decision = reply.await.expect("an answer");
-            decision.allowed().then(|| decision.remaining())
+            decision.is_allowed().then(|| decision.remaining())
         })
     };
     let asked = [0, 1].map(ask);
@@ -490,7 +490,7 @@ fn charges_that_pass_whatever_others_take_meanwhile_are_written_without_another_
             let (scope, key) = (Scope::named("one"), Key::from(1_u64));
             let first = Charge::new(Account::new(&scope, &quotas[0], &key), 1);
             let first = Shared::around(table.clone()).charge(first).await;
-            assert!(first.expect("an answer").allowed());
+            assert!(first.expect("an answer").is_allowed());
             let found = meet(&table, &quotas, costs).await;
             let wrote = table.writes.load(Ordering::SeqCst) - 1;
             assert_eq!((found, wrote), (left, writes), "{quotas:?}, {costs:?}");
@@ -584,13 +584,13 @@ fn what_is_written_without_a_read_is_taken_once() {
             store.charge(charge).await.expect("an answer")
         };
         let (stepped, reserved) = (Key::from(1_u64), Key::from(2_u64));
-        assert!(ask(&stepped, 1, false).await.allowed());
+        assert!(ask(&stepped, 1, false).await.is_allowed());
         table.clock.set_ms(NOW - 180_000);
         let decision = ask(&stepped, 2, false).await;
-        assert!(decision.allowed());
+        assert!(decision.is_allowed());
         assert_eq!((decision.used(), table.used()), (3, 3));
         table.clock.set_ms(NOW);
-        assert!(ask(&reserved, 6, true).await.allowed());
+        assert!(ask(&reserved, 6, true).await.is_allowed());
         table.clock.set_ms(NOW + 60_000);
         assert_eq!(ask(&reserved, 1, true).await.used(), 2);
     });
@@ -604,7 +604,7 @@ fn only_charges_that_pass_by_themselves_go_without_a_read() {
         let store = Shared::around(table.clone());
         let limiter = Quota::per_minute(5).name("one").store(Remote::around(store.clone()));
         assert!(charge(&store, 1).await.expect("an answer"));
-        assert!(limiter.check(1_u64).await.expect("an answer").allowed());
+        assert!(limiter.check(1_u64).await.expect("an answer").is_allowed());
         assert_eq!(table.reads.swap(0, Ordering::SeqCst), 1);
         assert_eq!(limiter.peek(1_u64).await.expect("an answer").used(), 2);
         assert_eq!(table.reads.swap(0, Ordering::SeqCst), 1);
@@ -667,7 +667,7 @@ fn a_busy_node_lets_another_one_charge_two_quotas() {
         for _ in 0..20 {
             let asked = Instant::now();
             let charge = Charge::new(Account::new(&scope, &quotas, &key), 1);
-            assert!(other.charge(charge).await.expect("an answer").allowed());
+            assert!(other.charge(charge).await.expect("an answer").is_allowed());
             assert!(asked.elapsed() < FAR * 60, "{:?}", asked.elapsed());
         }
         is_over.store(true, Ordering::SeqCst);
@@ -851,9 +851,12 @@ impl World {
             for (account, _) in &lines {
                 let own = decision.of(account.scope.name()).expect("its own answer");
                 assert_eq!(own.limit(), account.quotas.as_ref()[0].limit(), "its own answer");
-                assert!(!decision.allowed() || own.used() >= cost, "what it has taken is counted");
+                assert!(
+                    !decision.is_allowed() || own.used() >= cost,
+                    "what it has taken is counted"
+                );
             }
-            if !decision.allowed() {
+            if !decision.is_allowed() {
                 continue;
             }
             self.note(charged, key, cost as i64, cost as i64);

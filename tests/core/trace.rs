@@ -357,7 +357,7 @@ impl Rig {
         }
         let expected = together(&mut lines, now, ask);
         let at = format!("{ask:?} {asked:?} at {now}");
-        assert_eq!(decision.allowed(), expected.allowed, "{at}");
+        assert_eq!(decision.is_allowed(), expected.allowed, "{at}");
         let told = (decision.retry_at().map(ms), decision.ready_at().map(ms));
         assert_eq!(told, (expected.retry_at, expected.ready_at), "{at}");
         for (&(limit, ..), expected) in asked.iter().zip(&expected.answers) {
@@ -503,7 +503,7 @@ pub(crate) fn answer_of(decision: &Decision) -> Answer {
     let standings = decision.usage();
     let all = |f: fn(&tower_fixed_window::Usage) -> i128| standings.iter().map(f).collect();
     Answer {
-        allowed: decision.allowed(),
+        allowed: decision.is_allowed(),
         granted: decision.granted().into(),
         limit: all(|s| s.limit().into()),
         used: all(|s| s.used().into()),
@@ -512,7 +512,7 @@ pub(crate) fn answer_of(decision: &Decision) -> Answer {
         refusing: decision.refusing().collect(),
         governing: governing(decision),
         retry_at: decision.retry_at().map(ms),
-        for_good: !decision.allowed() && decision.retry_at().is_none(),
+        for_good: !decision.is_allowed() && decision.retry_at().is_none(),
         ready_at: decision.ready_at().map(ms),
     }
 }

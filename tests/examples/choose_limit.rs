@@ -229,7 +229,7 @@ async fn passed(quotas: Quotas, requests: &[(u64, u8)]) -> HashMap<u8, Vec<u64>>
     for (seconds, client) in requests {
         clock.set_ms((NOON + seconds) * 1_000);
         let times = passed.entry(*client).or_default();
-        if limiter.check(u64::from(*client)).await.expect("memory").allowed() {
+        if limiter.check(u64::from(*client)).await.expect("memory").is_allowed() {
             times.push(*seconds);
         }
     }

@@ -82,7 +82,7 @@ fn told(layer: FixedWindowLayer, to: &Told) -> FixedWindowLayer {
     let to = Arc::clone(to);
     layer.on_decision(move |_, decision| {
         let names = decision.limits().map(|(name, _)| name.to_owned()).collect();
-        to.lock().unwrap().push((decision.allowed(), names));
+        to.lock().unwrap().push((decision.is_allowed(), names));
     })
 }
 
@@ -100,7 +100,7 @@ fn a_decision_knows_its_limits_whether_one_or_more() {
             assert_eq!(decision.name(), "one");
             for (name, of) in decision.limits() {
                 assert_eq!(Some(&of), decision.of(name).as_ref());
-                assert_eq!((of.allowed(), of.limit()), (per_minute > 0, per_minute));
+                assert_eq!((of.is_allowed(), of.limit()), (per_minute > 0, per_minute));
             }
             // The hook of a layer, and the request's extension, have the same decision.
             let heard = Told::default();
@@ -181,7 +181,7 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
         let started = Instant::now();
         let decision = limits.check(lines(1)).await.unwrap();
         assert!(started.elapsed() <= deadline, "{:?} of {deadline:?}", started.elapsed());
-        assert!(decision.allowed());
+        assert!(decision.is_allowed());
         let locals =
             ["requests", "tokens", "cents"].map(|name| decision.of(name).unwrap().is_local());
         assert_eq!((locals, decision.is_local()), (local, local.contains(&true)));

@@ -348,7 +348,7 @@ fn a_limiter_without_a_layer_has_the_headers_of_a_layer() {
             for (cost, allowed) in [(2, true), (2, false), (4, false)] {
                 let response = ask(&service, cost);
                 let decision = charged(&limiter, Key::global(), cost);
-                assert_eq!(decision.allowed(), allowed);
+                assert_eq!(decision.is_allowed(), allowed);
                 let headers = limiter.headers(&decision, style);
                 assert_eq!(&headers, response.headers(), "{style:?}, {cost} tokens");
             }

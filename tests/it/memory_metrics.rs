@@ -65,7 +65,7 @@ fn each_of_several_limits_without_an_entry_is_an_overflow() {
     let before = store.overflowed();
     for overflowed in [2, 4, 6] {
         assert_eq!(
-            block_on(limits.check(&lines)).expect("memory answers").allowed(),
+            block_on(limits.check(&lines)).expect("memory answers").is_allowed(),
             overflowed < 6
         );
         assert_eq!(store.overflowed() - before, overflowed);
@@ -93,8 +93,8 @@ fn refusals_in_a_store_with_room_are_not_overflow() {
     for key in 0..10 {
         assert!(block_on(limiter.charge(key, 2)).expect("memory answers").is_err());
         assert!(block_on(limiter.charge(key, 0)).expect("memory answers").is_ok());
-        assert!(block_on(limiter.check(key)).expect("memory answers").allowed());
-        assert!(!block_on(limiter.check(key)).expect("memory answers").allowed());
+        assert!(block_on(limiter.check(key)).expect("memory answers").is_allowed());
+        assert!(!block_on(limiter.check(key)).expect("memory answers").is_allowed());
     }
     assert_eq!(store.overflowed(), overflowed);
 }

@@ -367,7 +367,7 @@ async fn the_guide_names_every_metric_and_no_other() {
     // The metrics of connections are those of its crate.
     let redis = RedisStore::new("redis://127.0.0.1:1/").expect("an address");
     let redis = Quota::per_minute(9).name("redis").store(redis);
-    assert!(redis.check("a").await.expect("memory answers").allowed());
+    assert!(redis.check("a").await.expect("memory answers").is_allowed());
     let folder = tempfile::tempdir().expect("a folder");
     let store = MemoryStore::open(folder.path().join("counts"), Duration::MAX).expect("opens");
     store.save().expect("saves");
@@ -457,7 +457,7 @@ async fn a_refusal_by_several_limits_is_one_line_and_counts_for_each_of_them() {
     let (metrics, _guard) = recorder();
     let log = Log::start();
     let lines = ["minute", "day"].map(|name| Line::new(name, Key::global(), 1));
-    assert!(limits.check(&lines).await.expect("memory").allowed());
+    assert!(limits.check(&lines).await.expect("memory").is_allowed());
     assert_eq!(log.text(), "");
 
     let line =
@@ -465,7 +465,7 @@ async fn a_refusal_by_several_limits_is_one_line_and_counts_for_each_of_them() {
     let service = limited(FixedWindowLayer::new(&limits));
     for refusals in [1, 2] {
         match refusals {
-            1 => assert!(!limits.check(&lines).await.expect("memory").allowed()),
+            1 => assert!(!limits.check(&lines).await.expect("memory").is_allowed()),
             _ => assert_eq!(ask(&service).await, 429),
         }
         let text = log.text();

@@ -26,7 +26,7 @@ fn passes(quotas: impl Into<Quotas>, sent: &str) -> String {
     let mut passes = String::new();
     for figure in sent.chars() {
         let sent = figure.to_digit(10).unwrap_or(0);
-        let passed = (0..sent).filter(|_| block_on(limiter.check("client")).unwrap().allowed());
+        let passed = (0..sent).filter(|_| block_on(limiter.check("client")).unwrap().is_allowed());
         match passed.count() {
             0 => passes.push('.'),
             passed => write!(passes, "{passed}").expect("a string"),
@@ -59,7 +59,7 @@ fn fifteen_in_ten_seconds_lower_a_burst_of_120_to_30() {
         let clock = ManualClock::at_ms(NOON_MS + 59_500);
         let limiter = Limit::new(quotas).store(MemoryStore::new().clock(clock.clone()));
         let pass =
-            || (0..60).filter(|_| block_on(limiter.check("alice")).unwrap().allowed()).count();
+            || (0..60).filter(|_| block_on(limiter.check("alice")).unwrap().is_allowed()).count();
         let before = pass();
         clock.advance(Duration::from_millis(500));
         before + pass()
@@ -93,7 +93,7 @@ fn herd(quota: Quota) -> Vec<usize> {
     let limiter = Limit::new(quota).name("api").store(MemoryStore::new().clock(clock));
     let mut back = vec![0; 13];
     for client in 0..1_200_u64 {
-        assert!(block_on(limiter.check(client)).unwrap().allowed());
+        assert!(block_on(limiter.check(client)).unwrap().is_allowed());
         let refused = block_on(limiter.check(client)).unwrap();
         let wait = refused.retry_after().expect("a window to come");
         back[(wait.as_millis() as u64).div_ceil(5_000) as usize] += 1;
@@ -107,7 +107,7 @@ fn staggered_windows_have_their_boundaries_at_different_times() {
         let clock = ManualClock::at_ms(NOON_MS + 59_500);
         let limiter = Limit::new(quota).name("api").store(MemoryStore::new().clock(clock.clone()));
         let pass = || {
-            let passes = |client: &u64| block_on(limiter.check(*client)).unwrap().allowed();
+            let passes = |client: &u64| block_on(limiter.check(*client)).unwrap().is_allowed();
             (0..1_200).filter(passes).count()
         };
         let before = pass();

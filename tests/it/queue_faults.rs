@@ -757,7 +757,7 @@ fn a_future_that_is_polled_again_after_a_hook_has_panicked_does_not_spin_and_pas
                 false => FixedWindowLayer::new(limit.store(memory)),
             };
             let layer = layer.on_decision(move |_, decision| {
-                assert!(decision.allowed() != (place == 0) && place < 2, "on purpose");
+                assert!(decision.is_allowed() != (place == 0) && place < 2, "on purpose");
             });
             let layer = layer
                 .queue(9, ms(1_500))
@@ -768,7 +768,7 @@ fn a_future_that_is_polled_again_after_a_hook_has_panicked_does_not_spin_and_pas
                 counted.fetch_add(1, Ordering::SeqCst);
                 inner(request)
             }));
-            assert!(others.check(Key::global()).await.expect("memory").allowed());
+            assert!(others.check(Key::global()).await.expect("memory").is_allowed());
             let mut request: Pending = Box::pin(service.oneshot(get("/")));
             assert!((&mut request).now_or_never().is_none());
             let mut panicked = 0;

@@ -105,14 +105,14 @@ async fn refusals_are_counted_however_they_are_asked_for() {
 
         // Without HTTP, with and without a receipt, under other quotas too.
         let api = limit(1).store(TestStore::new(mood));
-        assert!(api.check("b").await.expect("an answer").allowed());
-        assert!(!api.check("b").await.expect("an answer").allowed());
+        assert!(api.check("b").await.expect("an answer").is_allowed());
+        assert!(!api.check("b").await.expect("an answer").is_allowed());
         assert!(api.charge("b", 1).await.expect("an answer").is_err());
         assert!(api.reserve("b", 2).await.expect("an answer").is_err());
         let plan = api.with_quotas(Quota::per_hour(0));
-        assert!(!plan.check("b").await.expect("an answer").allowed());
+        assert!(!plan.check("b").await.expect("an answer").is_allowed());
         api.set_quotas(Quota::per_day(0));
-        assert!(!api.check("b").await.expect("an answer").allowed());
+        assert!(!api.check("b").await.expect("an answer").is_allowed());
         assert_eq!((count(&api, "b"), count(&plan, "b")), (5, 5), "{mood:?}");
         assert_eq!(refused(&api).keys[0].quota, Quota::per_day(0));
 
@@ -317,7 +317,8 @@ fn entries_are_of_this_quarter_of_an_hour_and_the_one_before() {
     let start = 1_700_000_000_000 / 900_000 * 900_000;
     clock.set_ms(start + 899_000);
     let api = limit(0).store(MemoryStore::new().clock(clock.clone()));
-    let refuse = |key: &str| assert!(!block_on(api.check(key)).expect("memory answers").allowed());
+    let refuse =
+        |key: &str| assert!(!block_on(api.check(key)).expect("memory answers").is_allowed());
     refuse("old");
     refuse("both");
     clock.advance(Duration::from_secs(1));
@@ -345,7 +346,8 @@ fn a_clock_that_steps_neither_hides_nor_keeps_entries_for_ever() {
     let start = 1_700_000_000_000 / 900_000 * 900_000;
     let clock = ManualClock::at_ms(start);
     let api = limit(0).store(MemoryStore::new().clock(clock.clone()));
-    let refuse = |key: &str| assert!(!block_on(api.check(key)).expect("memory answers").allowed());
+    let refuse =
+        |key: &str| assert!(!block_on(api.check(key)).expect("memory answers").is_allowed());
     refuse("a");
     // The clock steps back over a boundary, by a second.
     clock.set_ms(start - 1_000);
@@ -429,7 +431,7 @@ fn a_flood_of_invented_keys_hides_none_that_is_refused_often() {
     let clock = ManualClock::at_ms(1_700_000_000_000 / 900_000 * 900_000);
     let store = MemoryStore::new().clock(clock.clone());
     let api = Quota::per_hour(0).name("api").track_refused(100).store(store);
-    let refuse = |key: u64| assert!(!block_on(api.check(key)).expect("an answer").allowed());
+    let refuse = |key: u64| assert!(!block_on(api.check(key)).expect("an answer").is_allowed());
     (0..1_000).for_each(|_| refuse(7));
     assert_eq!((refused(&api).total, refused(&api).keys[0].count), (1_000, 1_000));
     (0..100_000).for_each(|i| refuse(if i % 8 == 0 { 7 } else { 1_000 + i }));

@@ -73,10 +73,10 @@ fn resetting_a_key_in_a_shared_overflow_entry_is_an_error() {
     for key in 0..200_u64 {
         let _ = block_on(limiter.check(key)).expect("memory");
     }
-    while block_on(limiter.check("late")).expect("memory").allowed() {}
+    while block_on(limiter.check("late")).expect("memory").is_allowed() {}
     let error = block_on(limiter.reset("late")).expect_err("its count is not its own");
     assert!(error.to_string().contains("shares a count with others"), "{error}");
-    assert!(!block_on(limiter.check("late")).expect("memory").allowed());
+    assert!(!block_on(limiter.check("late")).expect("memory").is_allowed());
     // A key with an entry of its own is reset as before.
     block_on(limiter.reset(0_u64)).expect("its own entry");
     assert_eq!(block_on(limiter.peek(0_u64)).expect("memory").used(), 0);
@@ -88,21 +88,23 @@ fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
     let made_up = Limit::new(FREE).name("made-up").store(store.clone());
     let window = |n| Quota::new(1, Duration::from_secs(n));
     for n in 1..=64 {
-        assert!(block_on(made_up.with_quotas(window(n)).check("alice")).expect("memory").allowed());
+        assert!(
+            block_on(made_up.with_quotas(window(n)).check("alice")).expect("memory").is_allowed()
+        );
     }
     block_on(made_up.reset("alice")).expect("all are known");
     for n in 1..=65 {
         let fresh =
-            block_on(made_up.with_quotas(window(n)).check("alice")).expect("memory").allowed();
+            block_on(made_up.with_quotas(window(n)).check("alice")).expect("memory").is_allowed();
         assert!(fresh, "{n} seconds");
     }
     let error = block_on(made_up.reset("alice")).expect_err("one is not known");
     assert!(error.to_string().contains("different windows"), "{error}");
     // Another scope has nothing to do with it.
     let other = Limit::new(FREE).name("other").store(store);
-    assert!(block_on(other.check("alice")).expect("memory").allowed());
+    assert!(block_on(other.check("alice")).expect("memory").is_allowed());
     block_on(other.reset("alice")).expect("one counter");
-    assert!(block_on(other.check("alice")).expect("memory").allowed());
+    assert!(block_on(other.check("alice")).expect("memory").is_allowed());
 }
 
 /// Counts that the fallback keeps from one outage would count again in the next one.
@@ -114,7 +116,7 @@ fn a_reset_that_the_fallback_of_a_store_cannot_apply_is_an_error() {
     let memory = Limit::new(FREE).name("api").store(memory);
     for n in 1..=65 {
         let plan = memory.with_quotas(Quota::new(1, Duration::from_secs(n)));
-        assert!(block_on(plan.check("alice")).expect("memory").allowed());
+        assert!(block_on(plan.check("alice")).expect("memory").is_allowed());
     }
     let error = block_on(limiter.reset("alice")).expect_err("one count is not known");
     assert!(error.to_string().contains("different windows"), "{error}");
@@ -126,9 +128,9 @@ fn a_scope_used_in_one_store_can_be_reset_in_another() {
     for _ in 0..3 {
         let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
         let limiter = limit.clone().store(store);
-        assert!(block_on(limiter.check("alice")).expect("memory").allowed());
+        assert!(block_on(limiter.check("alice")).expect("memory").is_allowed());
         block_on(limiter.reset("alice")).expect("memory");
-        assert!(block_on(limiter.check("alice")).expect("memory").allowed());
+        assert!(block_on(limiter.check("alice")).expect("memory").is_allowed());
     }
 }
 
@@ -159,7 +161,7 @@ fn a_store_behind_a_pointer_behaves_like_the_store() {
     let shared: Arc<dyn Store> = Arc::new(far.clone());
     assert!(shared.remote().is_some());
     let limiter = Limit::new(FREE).store(shared);
-    assert!(block_on(limiter.check("alice")).expect("memory").allowed());
+    assert!(block_on(limiter.check("alice")).expect("memory").is_allowed());
     assert_eq!(far.remote.fallback().live_entries(), 1, "the same memory");
 }
 

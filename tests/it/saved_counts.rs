@@ -24,7 +24,7 @@ fn the_log_names_the_file_that_is_loaded_and_the_reason_why_one_is_not() {
     let store = open(&path, NOW_MS);
     assert_eq!(log.text(), "", "there is none");
     let limiter = Quota::per_day(9).name("api").store(store.clone());
-    assert!(block_on(limiter.check("secret")).expect("memory answers").allowed());
+    assert!(block_on(limiter.check("secret")).expect("memory answers").is_allowed());
     drop((limiter, store));
 
     drop(open(&path, NOW_MS + 2_500));

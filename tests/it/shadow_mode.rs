@@ -49,7 +49,7 @@ fn a_hook_hears_of_each_request_once_and_of_shadow_mode_where_nothing_can_refuse
             let layer = FixedWindowLayer::new(Limits::new(all).store(store()));
             let layer = layer.on_decision(move |_, decision| {
                 let names: Vec<_> = decision.limits().map(|(name, _)| name.to_owned()).collect();
-                to.lock().unwrap().push((decision.allowed(), decision.is_shadow(), names));
+                to.lock().unwrap().push((decision.is_allowed(), decision.is_shadow(), names));
             });
             for allowed in [true, false] {
                 assert_eq!(ask(&layer, Request::get("/")).status(), 200);

@@ -250,7 +250,7 @@ fn an_unnamed_limit_on_a_shared_store_panics_with_the_line_to_add() {
 #[tokio::test]
 async fn a_limiter_on_a_store_that_nobody_shares_needs_no_name() {
     let limiter = Limit::new(THREE).store(TestStore::new(Mood::Now).remembering());
-    assert!(limiter.check("alice").await.expect("it answers").allowed());
+    assert!(limiter.check("alice").await.expect("it answers").is_allowed());
 }
 
 #[tokio::test]
@@ -270,7 +270,7 @@ fn nodes_that_share_a_quota_grant_a_share_each_while_the_store_fails() {
         };
         let one = |limiter: Limiter| {
             let answers = (0..20).map(|_| block_on(limiter.check("alice")).expect("memory"));
-            answers.filter(|decision| decision.allowed() && decision.is_local()).count() as u64
+            answers.filter(|decision| decision.is_allowed() && decision.is_local()).count() as u64
         };
         (0..4).map(|_| one(node())).sum()
     };

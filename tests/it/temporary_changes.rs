@@ -122,10 +122,10 @@ fn a_charge_that_names_its_quotas_ends_changes_that_are_due() {
     type Charge<'a> = &'a dyn Fn(&Limiter);
     let by_line: Charge<'_> = &|api| {
         let line = Line::new("api", "ann", 1).with_quotas(&pro);
-        assert!(block_on(Limits::from(api).check([line])).expect("memory").allowed());
+        assert!(block_on(Limits::from(api).check([line])).expect("memory").is_allowed());
     };
     let by_plan: Charge<'_> =
-        &|api| assert!(block_on(api.with_quotas(pro).check("ann")).expect("memory").allowed());
+        &|api| assert!(block_on(api.with_quotas(pro).check("ann")).expect("memory").is_allowed());
     for charge in [by_line, by_plan] {
         let (store, clock) = store();
         let api = per_day(2).store(store);
@@ -184,7 +184,7 @@ async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
         // The day's tokens are used up.
         api.set_quotas(Quota::per_minute(1).and(Quota::per_day(1)));
         let earlier = block_on(api.with_quotas(Quota::per_day(1)).check(Key::global()));
-        assert!(earlier.expect("memory").allowed());
+        assert!(earlier.expect("memory").is_allowed());
 
         let refused = waiting.await.expect("no panic").expect("infallible");
         assert_eq!(refused.status(), 429);
@@ -217,7 +217,7 @@ fn a_change_that_ends_is_in_the_metrics_and_its_end_in_the_log() {
     assert_eq!((gauge("shadow"), gauge("key")), (Some(end + 3_600.0), Some(end)));
     assert!(!log.text().contains("has ended"));
     clock.advance(HOUR);
-    assert!(block_on(api.check("other")).expect("memory").allowed());
+    assert!(block_on(api.check("other")).expect("memory").is_allowed());
     assert_eq!((gauge("quotas"), gauge("key")), (Some(0.0), Some(0.0)));
     assert_eq!(gauge("shadow"), Some(end + 3_600.0));
     let text = log.text();
@@ -238,7 +238,7 @@ fn threads_that_charge_while_a_change_ends_pass_exactly_the_limits() {
         let threads = (0..4).map(|_| {
             let api = Arc::clone(&api);
             thread::spawn(move || {
-                let passed = |key| block_on(api.check(key)).expect("memory").allowed();
+                let passed = |key| block_on(api.check(key)).expect("memory").is_allowed();
                 let count = |_| [u64::from(passed("ann")), u64::from(passed("bob"))];
                 (0..200).map(count).fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]])
             })
@@ -249,7 +249,7 @@ fn threads_that_charge_while_a_change_ends_pass_exactly_the_limits() {
         let [ann, bob] = passed.fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]]);
         assert!((300..=500).contains(&ann) && (300..=400).contains(&bob), "{ann} {bob}");
         let refused = block_on(api.check("ann")).expect("memory");
-        assert_eq!((refused.allowed(), refused.limit()), (false, 300));
+        assert_eq!((refused.is_allowed(), refused.limit()), (false, 300));
     }
 }
 
@@ -257,7 +257,7 @@ fn threads_that_charge_while_a_change_ends_pass_exactly_the_limits() {
 async fn a_remembered_refusal_does_not_outlive_a_raise() {
     let store = TestStore::new(Mood::Later).shared();
     let limiter = per_day(1).store(store.clone());
-    let check = async || limiter.check("a").await.expect("an answer").allowed();
+    let check = async || limiter.check("a").await.expect("an answer").is_allowed();
     assert!(check().await && !check().await && !check().await);
     limiter.set_key_quotas_until("a", Quota::per_day(3), in_an_hour());
     assert!(check().await && check().await && !check().await);
@@ -336,7 +336,7 @@ fn plans_of_plans_end_the_changes_of_their_limit_and_keep_no_others_alive() {
     let mut plan = api.with_quotas(Quota::per_day(9)).with_quotas(Quota::per_day(8));
     api.set_quotas_until(Quota::per_day(50), in_an_hour());
     clock.advance(HOUR);
-    assert!(block_on(plan.check("a")).expect("memory").allowed());
+    assert!(block_on(plan.check("a")).expect("memory").is_allowed());
     clock.set_ms(NOW_MS);
     assert_eq!(api.quotas(), Some(Quota::per_day(5).into()), "it has ended");
     for _ in 0..50_000 {
@@ -359,7 +359,7 @@ fn a_refund_frees_no_reserved_tokens_while_the_limit_is_lifted() {
     block_on(api.refund(of_this_hour)).expect("memory");
     api.set_quotas(quota);
     clock.advance(HOUR);
-    assert!(!block_on(api.check("a")).expect("memory").allowed());
+    assert!(!block_on(api.check("a")).expect("memory").is_allowed());
 }
 
 /// In a layer, requests pass uncounted. Without requests, they are counted and pass.
@@ -379,7 +379,7 @@ fn limits_are_lifted_and_set_again_at_run_time() {
     assert_eq!(limit_of(&layer, "a"), (String::new(), 200));
     let (a, b) = (Key::secret("a"), Key::secret("b"));
     for _ in 0..2 {
-        assert!(block_on(api.check(b.clone())).expect("memory").allowed());
+        assert!(block_on(api.check(b.clone())).expect("memory").is_allowed());
     }
     let receipt = block_on(api.charge(b.clone(), 9)).expect("memory").expect("it passes");
     block_on(api.settle(receipt, 3)).expect("memory");

@@ -76,7 +76,7 @@ async fn spend(store: impl Store) -> (PrometheusHandle, Limits) {
     assert_eq!(refused.status(), 429);
     // The first limit would pass: what it has taken meanwhile is no charge.
     let lines = [Line::new("tokens", Key::global(), 1), Line::new("estimates", Key::global(), 999)];
-    assert!(!limits.check(&lines).await.expect("memory").allowed());
+    assert!(!limits.check(&lines).await.expect("memory").is_allowed());
     // Dropped in the handler, and while the store decides.
     for after in [500, 2] {
         let call = service.clone().oneshot(request("/never", 50));

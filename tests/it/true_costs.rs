@@ -88,7 +88,7 @@ async fn used_after_a_panic(
     let clock = FailingClock::default();
     let limits = limits().store(MemoryStore::new().clock(clock.clone()));
     let lines = NAMES.map(|name| Line::new(name, Key::global(), 99));
-    assert!(limits.check(lines).await.expect("memory answers").allowed());
+    assert!(limits.check(lines).await.expect("memory answers").is_allowed());
     let inner = FixedWindowLayer::new(Quota::per_hour(9_000).name("inner").key(Key::global()));
     let fails = clock.clone();
     let work = service_fn(move |_: Request<Body>| {

@@ -147,7 +147,7 @@ async fn refunds_and_charges_reach_a_share_twice_and_true_costs_reach_it_later()
         // The true cost reaches the share. The next charge starts above it.
         let receipt = api.charge("b", 2).await.expect("an answer").expect("it passes");
         api.settle(receipt, 9).await.expect("an answer");
-        assert!(api.check("b").await.expect("an answer").allowed());
+        assert!(api.check("b").await.expect("an answer").is_allowed());
         assert_eq!(used(&warned), [8, 9, 9], "{mood:?}");
 
         // In a layer, the same.
@@ -270,7 +270,7 @@ async fn saved_tokens_are_spent_first_and_reserved_ones_begin_a_window_above_the
     let _ = api.check("a").await.expect("memory answers");
     clock.advance(Duration::from_secs(60));
     for _ in 0..15 {
-        assert!(api.check("a").await.expect("memory answers").allowed());
+        assert!(api.check("a").await.expect("memory answers").is_allowed());
     }
     // 13 tokens belong to this window, five of them saved earlier.
     assert_eq!(used(&warned), [8]);
@@ -283,7 +283,7 @@ async fn saved_tokens_are_spent_first_and_reserved_ones_begin_a_window_above_the
     }
     clock.advance(Duration::from_secs(60));
     // Eight of the window's ten tokens are reserved.
-    assert!(api.check("a").await.expect("memory answers").allowed());
+    assert!(api.check("a").await.expect("memory answers").is_allowed());
     assert_eq!(used(&warned), [9]);
 }
 
@@ -309,7 +309,7 @@ async fn while_a_store_fails_each_process_warns_by_its_own_counts() {
     for mood in [Mood::Later, Mood::FailsLater] {
         store.set(mood);
         for _ in 0..9 {
-            assert!(api.check("a").await.expect("an answer").allowed());
+            assert!(api.check("a").await.expect("an answer").is_allowed());
         }
     }
     assert_eq!(used(&warned), [8, 8]);
@@ -332,7 +332,7 @@ fn a_hook_that_panics_loses_no_count_and_no_other_warning() {
     let quotas = Quota::per_hour(10).and(Quota::per_day(10));
     let api = warning(quotas.name("api").warn_at(10, |_| panic!("on purpose")), 10, &warned);
     let api = Limiter::new(api);
-    assert!(block_on(api.check("a")).expect("memory answers").allowed());
+    assert!(block_on(api.check("a")).expect("memory answers").is_allowed());
     assert_eq!(block_on(api.peek("a")).expect("memory answers").used(), 1);
     assert_eq!(used(&warned), [1, 1]);
 }

@@ -205,7 +205,7 @@ impl World {
             service = self.inside(i, of.inside, service);
             let this = self.clone();
             let mut layer = FixedWindowLayer::new(&limits).on_decision(move |parts, decision| {
-                let (name, allowed) = (decision.name().to_owned(), decision.allowed());
+                let (name, allowed) = (decision.name().to_owned(), decision.is_allowed());
                 this.note(asked(parts).number, What::Decided { layer: i, name, allowed });
             });
             if let Some((most, max_wait)) = of.queue {

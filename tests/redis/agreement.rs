@@ -83,7 +83,7 @@ impl<S: Store> Pair<S> {
         let each = |of: &Decision| of.limits().map(|(_, of)| of).collect::<Vec<_>>();
         assert_eq!(each(&decision), each(&expected), "{at}: {charge:?}");
         assert_eq!(decision, expected, "{at}: {charge:?}");
-        if decision.allowed() {
+        if decision.is_allowed() {
             self.taken.push(decision.clone());
         }
         decision
@@ -155,7 +155,7 @@ pub(crate) struct Seen {
 
 impl Seen {
     fn note(&mut self, decision: &Decision, now: u64) {
-        match decision.allowed() {
+        match decision.is_allowed() {
             true => self.passed += 1,
             false => self.refused += 1,
         }
@@ -239,11 +239,11 @@ where
             let fits = lines.iter().all(|&(account, cost)| {
                 let line = Charge::new(account, cost).peeking();
                 let line = if reserves { line.reserving() } else { line };
-                pair.model.charge(line, now).allowed()
+                pair.model.charge(line, now).is_allowed()
             });
             let decision = pair.charge(charge, &at).await;
             seen.note(&decision, now);
-            seen.late += u32::from(fits && !decision.allowed());
+            seen.late += u32::from(fits && !decision.is_allowed());
             last = Some(decision);
         }
     }

@@ -53,13 +53,13 @@ async fn groups_share_calls_with_single_charges() {
     let Some(server) = Server::start() else { return };
     let limits = gateway(store(&server));
     let warm = join_all((0..4).map(|_| limits.check(lines("ann", 0)))).await;
-    assert!(warm.iter().all(|answer| answer.as_ref().is_ok_and(Decision::allowed)));
+    assert!(warm.iter().all(|answer| answer.as_ref().is_ok_and(Decision::is_allowed)));
     server.ask::<()>(&["CONFIG", "RESETSTAT"]);
     let groups = join_all((0..200).map(|i| limits.check(lines(&format!("user {}", i % 7), 1))));
     let singles = join_all((0..56).map(|_| limits.limiter("cents").check("ann")));
     let (groups, singles) = tokio::join!(groups, singles);
-    assert!(groups.iter().all(|answer| answer.as_ref().is_ok_and(Decision::allowed)));
-    let passed = singles.iter().filter(|answer| answer.as_ref().is_ok_and(Decision::allowed));
+    assert!(groups.iter().all(|answer| answer.as_ref().is_ok_and(Decision::is_allowed)));
+    let passed = singles.iter().filter(|answer| answer.as_ref().is_ok_and(Decision::is_allowed));
     assert_eq!(passed.count(), 50);
     // 656 keys: the first three have a call of their own.
     let calls = scripts(&server);
@@ -115,7 +115,7 @@ async fn limits_of_equal_quotas_are_charged_together() {
     assert!(limits.limiter("other").charge("ann", 2).await.expect("it answers").is_ok());
     let decision = limits.check(&lines).await.expect("it answers");
     assert_eq!(decision.name(), "other");
-    assert!(!decision.allowed());
+    assert!(!decision.is_allowed());
     assert_eq!(limits.limiter("one").peek("ann").await.expect("it answers").used(), 0);
 }
 
@@ -129,7 +129,7 @@ async fn limits_on_a_cluster_are_charged_in_order() {
     for (name, store) in [("known", known), ("found out", RedisStore::from(connection))] {
         let store = store.deadline(DEADLINE).on_failure(OnStoreFailure::Deny).prefix(&name[..5]);
         let limits = gateway(store);
-        assert!(limits.check(lines("ann", 50)).await.expect("it answers").allowed());
+        assert!(limits.check(lines("ann", 50)).await.expect("it answers").is_allowed());
         let refused = limits.check(lines("ann", 1)).await.expect("it answers");
         assert_eq!(refused.name(), "cents", "{name}");
         assert_eq!(used(&limits, "ann").await, [1, 600, 50], "{name}: it was given back");
@@ -137,7 +137,7 @@ async fn limits_on_a_cluster_are_charged_in_order() {
         let before = calls();
         for _ in 0..100 {
             let refused = limits.check(lines("ann", 1)).await.expect("it is known");
-            assert!(!refused.allowed() && refused.of("requests").is_none());
+            assert!(!refused.is_allowed() && refused.of("requests").is_none());
         }
         // On a busy machine this takes longer than a second, and the store is asked again.
         let calls = calls() - before;
@@ -159,7 +159,7 @@ async fn a_group_that_crosses_slots_is_charged_in_order() {
     let limits = gateway(store(&server).on_failure(OnStoreFailure::Local));
     for allowed in [true, true, false] {
         let decision = limits.check(lines("ann", 20)).await.expect("it answers");
-        assert_eq!((decision.allowed(), decision.is_local()), (allowed, false));
+        assert_eq!((decision.is_allowed(), decision.is_local()), (allowed, false));
     }
     assert_eq!(used(&limits, "ann").await, [2, 1_200, 40]);
     assert!(!log.text().contains("the store fails"), "{}", log.text());

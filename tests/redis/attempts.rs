@@ -69,9 +69,9 @@ async fn a_runtime_that_stands_still_is_named_and_not_the_store() {
     let store = RedisStore::new(far.url()).expect("an address");
     // The first answer takes longer than 250 ms.
     let slow = limiter(store.clone().deadline(Duration::from_secs(10)));
-    assert!(slow.check("ann").await.expect("it answers").allowed());
+    assert!(slow.check("ann").await.expect("it answers").is_allowed());
     far.set_delay(|| Duration::ZERO);
-    assert!(slow.check("ann").await.expect("it answers").allowed());
+    assert!(slow.check("ann").await.expect("it answers").is_allowed());
     far.set_delay(|| Duration::from_millis(400));
     let limiter = limiter(store.on_failure(OnStoreFailure::Deny));
     let blocks = async {

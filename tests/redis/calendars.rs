@@ -146,7 +146,7 @@ async fn memory_and_redis_agree_on_a_reservation_of_a_hundred_days() {
     let charge = |(scope, quotas)| Charge::new(Account::new(scope, quotas, &key), 100).reserving();
 
     let (scope, quotas) = (Scope::named("both"), days.and(years));
-    assert!(pair.charge(charge((&scope, &quotas)), "one limit").await.allowed());
+    assert!(pair.charge(charge((&scope, &quotas)), "one limit").await.is_allowed());
 
     let scopes = [Scope::named("days"), Scope::named("years")];
     let quotas = [Quotas::from(days), Quotas::from(years)];
@@ -155,7 +155,7 @@ async fn memory_and_redis_agree_on_a_reservation_of_a_hundred_days() {
     let charge = Charge::together(&lines).reserving();
     let expected = pair.memory.charge(charge).await;
     let decision = pair.redis.charge(charge).await.expect("it answers");
-    assert!(decision.allowed());
+    assert!(decision.is_allowed());
     assert_eq!(decision, expected.expect("memory answers"));
 }
 
@@ -203,12 +203,12 @@ async fn the_end_that_is_stored_binds_nodes_with_other_zone_data() {
         server.ask::<u64>(&["HSET", &key, "month+1@Europe/Berlin", &count]);
         clock.set_ms(stored - 1);
         let refused = plan.check(name).await.expect("it answers");
-        assert_eq!((refused.allowed(), reset(&refused)), (false, stored));
+        assert_eq!((refused.is_allowed(), reset(&refused)), (false, stored));
         clock.set_ms(stored);
         assert!(plan.charge(name, 2).await.expect("it answers").is_ok());
         // The windows follow each other: there is no second one until April ends.
         clock.set_ms(stored.max(end) + 1);
-        assert!(!plan.check(name).await.expect("it answers").allowed(), "{name}");
+        assert!(!plan.check(name).await.expect("it answers").is_allowed(), "{name}");
     }
 }
 
@@ -243,7 +243,7 @@ async fn boundaries_follow_the_servers_clock() {
 
         let before = evaluated();
         assert!(limiter.charge("alice", 3).await.expect("it answers").is_ok());
-        assert!(!limiter.check("alice").await.expect("it answers").allowed());
+        assert!(!limiter.check("alice").await.expect("it answers").is_allowed());
         if let Ok(receipt) = first {
             limiter.refund(receipt).await.expect("it answers");
         }

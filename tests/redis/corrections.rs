@@ -129,7 +129,7 @@ async fn a_charge_whose_caller_has_left_is_not_sent_again_with_its_script() {
         let limiter = limiter(RedisStore::new(far.url()).expect("an address"));
         // The second one finds the script.
         for _ in 0..2 {
-            assert!(limiter.check("bob").await.expect("it answers").allowed());
+            assert!(limiter.check("bob").await.expect("it answers").is_allowed());
         }
         server.ask::<String>(&["SCRIPT", "FLUSH"]);
         let crowd = || join_all(keys.clone().map(|key| limiter.check(key)));

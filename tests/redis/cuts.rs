@@ -96,7 +96,7 @@ async fn a_connection_that_ends_inside_an_answer_is_a_cut_one() {
     let decided = callers.finish().await;
     assert!(!breaks.load(Ordering::SeqCst) && decided <= 8, "{decided}");
     let limiter = limiter(store(way).on_failure(OnStoreFailure::Deny));
-    assert!(limiter.check(1_u64).await.expect("it answers").allowed());
+    assert!(limiter.check(1_u64).await.expect("it answers").is_allowed());
     breaks.store(true, Ordering::SeqCst);
     let error = limiter.check(1_u64).await.expect_err("its answer is lost").to_string();
     assert_eq!(error, "Redis can't be reached (unexpected end of file)");

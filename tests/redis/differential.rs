@@ -265,10 +265,10 @@ async fn cross_format<S: Store>(with: impl Fn(RedisStore) -> S) {
             };
             let start = found.as_ref().map_or(0, |value| start(value).expect("a count"));
             let ahead = start >= (now + length) as i64 && !charge.is_peek();
-            if !decision.allowed() && !ahead {
+            if !decision.is_allowed() && !ahead {
                 assert_eq!((&after, new_expiry), (&found, expiry), "{at}: refused");
             }
-            seen.moved += u32::from(!decision.allowed() && after != found);
+            seen.moved += u32::from(!decision.is_allowed() && after != found);
             assert_ne!(new_expiry, -1, "{at}: it never expires");
             let is_text = |value: &Option<String>| value.as_ref().map(|value| value.contains('@'));
             seen.to_text +=
@@ -284,7 +284,7 @@ async fn cross_format<S: Store>(with: impl Fn(RedisStore) -> S) {
                 let later = reset.as_millis() as u64 > now + length;
                 seen.short_on_text += u32::from(is_text(&found) == Some(true));
                 seen.short_on_later += u32::from(is_text(&found) == Some(false) && later);
-                seen.short_refused += u32::from(!decision.allowed());
+                seen.short_refused += u32::from(!decision.is_allowed());
             }
         }
     }

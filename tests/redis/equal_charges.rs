@@ -58,7 +58,7 @@ async fn equal_charges_agree_with_memory() {
             }
             asked += crowd.len();
             let decisions = pair.charge_at_once(&crowd).await;
-            let splits = |of: &&[Decision]| of[0].allowed() != of[1].allowed();
+            let splits = |of: &&[Decision]| of[0].is_allowed() != of[1].is_allowed();
             split += decisions.windows(2).filter(splits).count();
             now = step_clock(&mut rng, now, length);
             clock.set_ms(now);
@@ -90,7 +90,7 @@ async fn one_command_counts_all_equal_charges() {
     let key = Key::from(7_u64);
     let charge = Charge::new(Account::new(&scope, &quotas, &key), 500_000);
     let answers = at_once([charge; 10].map(|charge| store.charge(charge))).await;
-    let allowed = answers.into_iter().map(|answer| answer.expect("it answers").allowed());
+    let allowed = answers.into_iter().map(|answer| answer.expect("it answers").is_allowed());
     assert_eq!(allowed.filter(|allowed| *allowed).count(), 1);
     assert_eq!(used(&server, 7), 500_129);
 }

@@ -70,7 +70,7 @@ async fn large_limits_take_one_redis_command() {
     let account = Account::new(&scope, &quotas, &key);
     let charge = async |cost| {
         let decision = store.charge(Charge::new(account, cost)).await.expect("it answers");
-        (decision.allowed(), decision.used())
+        (decision.is_allowed(), decision.used())
     };
     for i in 1..=50 {
         assert_eq!(charge(1).await, (true, i));
@@ -217,7 +217,7 @@ async fn gathered_calls_may_alternate_between_number_and_text() {
                 })
                 .unzip();
             let decisions = of.into_iter().zip(pair.charge_at_once(&crowd).await);
-            for (key, decision) in decisions.filter(|(_, decision)| decision.allowed()) {
+            for (key, decision) in decisions.filter(|(_, decision)| decision.is_allowed()) {
                 let text = decision.used() >= length * 1_000;
                 crossings += u32::from(text != is_text[key]);
                 is_text[key] = text;
@@ -266,7 +266,7 @@ async fn a_missing_script_fails_no_call_and_counts_none_twice() {
     for round in 1..=20 {
         server.ask::<String>(&["SCRIPT", "FLUSH"]);
         for answer in at_once(charges(&store, (0..300).map(|i| i % 100))).await {
-            assert!(answer.expect("it answers").allowed());
+            assert!(answer.expect("it answers").is_allowed());
         }
         assert_eq!(used(&server, 7), 3 * round);
     }
@@ -281,7 +281,7 @@ async fn calls_in_flight_when_the_server_dies_are_not_sent_again() {
     };
     let store = store(RedisStore::new(server.url()).expect("an address"));
     for answer in at_once(charges(&store, 0..300)).await {
-        assert!(answer.expect("it answers").allowed());
+        assert!(answer.expect("it answers").is_allowed());
     }
     server.freeze();
     let asked = Instant::now();
@@ -317,7 +317,7 @@ async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() 
     let hasty = store.clone().deadline(Duration::from_millis(50));
     let store = store.deadline(Duration::from_secs(20));
     for charge in charges(&store, (0..10).chain([50; 50])) {
-        assert!(charge.await.expect("it answers").allowed());
+        assert!(charge.await.expect("it answers").is_allowed());
     }
     server.freeze();
     // More calls than can be in flight at this distance, also on a slow machine, but soon: the
@@ -341,10 +341,10 @@ async fn calls_that_expire_or_are_dropped_before_they_are_sent_charge_nothing() 
     assert!(dropped.await.is_err(), "it is gone");
     server.thaw();
     for answer in waiting.await.expect("no panic") {
-        assert!(answer.expect("it answers").allowed());
+        assert!(answer.expect("it answers").is_allowed());
     }
     for answer in crowd {
-        assert!(answer.await.expect("no panic").expect("it answers").allowed());
+        assert!(answer.await.expect("no panic").expect("it answers").is_allowed());
     }
     let counts: Vec<u64> = (0..10).map(|key| used(&server, key)).collect();
     assert_eq!(counts, [1, 1, 2, 2, 1, 1, 1, 1, 1, 1]);
@@ -379,7 +379,7 @@ async fn a_call_of_its_own_that_is_late_is_not_sent() {
     let store = store(RedisStore::new(server.url()).expect("an address").one_by_one());
     let late = store.clone().deadline(Duration::ZERO);
     for charge in charges(&store.deadline(Duration::from_secs(20)), [1]) {
-        assert!(charge.await.expect("it answers").allowed());
+        assert!(charge.await.expect("it answers").is_allowed());
     }
     for charge in charges(&late, [1]) {
         assert_eq!(
@@ -406,6 +406,6 @@ async fn a_future_that_is_not_polled_again_blocks_no_other_call() {
     let answers = tokio::time::timeout(Duration::from_secs(10), others).await.expect("in time");
     assert!(answers.iter().all(Result::is_ok));
     for answer in at_once(busy).await {
-        assert!(answer.expect("it is there").allowed());
+        assert!(answer.expect("it is there").is_allowed());
     }
 }

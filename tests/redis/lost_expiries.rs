@@ -74,11 +74,11 @@ async fn assert_expiry_returns<S: Store>(with: impl Fn(RedisStore) -> S) {
                 0 => ask(other, 41).await,
                 _ => ask(other.and(second), 41).await,
             };
-            assert!(used.allowed(), "{at}");
+            assert!(used.is_allowed(), "{at}");
             let (before, taken) = (expiry(&server), used.usage()[0].used());
             lose_expiry(&server, by);
             next_window(1_000).await;
-            assert!(ask(second.into(), 1).await.allowed(), "{at}");
+            assert!(ask(second.into(), 1).await.is_allowed(), "{at}");
             assert_eq!(expiry(&server), before, "{at}");
             let left = ask(other, 0).await;
             assert_eq!(left.usage()[0].used(), taken, "{at}");
@@ -113,7 +113,7 @@ async fn a_lost_expiry_covers_debt() {
         lose_expiry(&server, "PERSIST");
         next_window(1_000).await;
         let second = limiter.with_quotas(Quota::per_second(5));
-        assert!(second.check("ann").await.expect("it answers").allowed());
+        assert!(second.check("ann").await.expect("it answers").is_allowed());
         let after = expiry(&server);
         assert!((before..=before + most).contains(&after), "{before} {after}");
         server.ask::<u64>(&["DEL", KEY]);

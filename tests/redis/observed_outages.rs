@@ -358,7 +358,7 @@ async fn log_and_metrics_say_what_the_policy_does_and_never_a_credential() {
         let url = format!("redis://default:hunter2@127.0.0.1:{port}/");
         let store = RedisStore::new(url).expect("an address").on_failure(policy);
         let limiter = limiter(store);
-        assert!(limiter.check(1).await.expect("it answers").allowed());
+        assert!(limiter.check(1).await.expect("it answers").is_allowed());
         server.kill();
         for _ in 0..3 {
             assert_eq!(limiter.check(1).await.is_ok(), policy == Local);
@@ -385,7 +385,7 @@ async fn behind_sentinel_the_log_names_the_master() {
     let Some(mut watched) = watched() else { return };
     let operator = Operator::start();
     let limiter = limiter(watched.store());
-    assert!(limiter.check(1).await.expect("it answers").allowed());
+    assert!(limiter.check(1).await.expect("it answers").is_allowed());
     // Without Sentinels, there is no failover.
     watched.sentinels.iter_mut().for_each(Server::kill);
     let name = format!("server=\"127.0.0.1:{}\"", watched.master.port);

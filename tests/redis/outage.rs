@@ -63,7 +63,7 @@ impl Load {
                             Ok(_) => By::Redis,
                             Err(_) => By::Nobody,
                         };
-                        let allowed = answer.is_ok_and(|decision| decision.allowed());
+                        let allowed = answer.is_ok_and(|decision| decision.is_allowed());
                         let answer = Answer { asked, took: asked.elapsed(), by, allowed };
                         answers.lock().expect("no panic").push(answer);
                         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -325,12 +325,12 @@ async fn charges_refunds_and_resets_follow_a_master_that_only_reads() {
         new.ask::<String>(&["REPLICAOF", "NO", "ONE"]);
         follow(&old, &new);
         let refused = node.check(0).await.expect("it answers");
-        assert!(!refused.allowed() && !refused.is_local(), "by the replica");
+        assert!(!refused.is_allowed() && !refused.is_local(), "by the replica");
         port.store(new.port, Ordering::SeqCst);
         match what {
             "charge" => {
                 let passed = node.check(1).await.expect("it answers");
-                assert!(passed.allowed() && !passed.is_local());
+                assert!(passed.is_allowed() && !passed.is_local());
             }
             "refund" => {
                 node.refund(receipt).await.expect("it answers");

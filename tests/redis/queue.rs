@@ -37,7 +37,7 @@ impl Store for Noting {
         Reply::later(async move {
             events.lock().unwrap().push(Event::Asked(number));
             let answer = reply.await;
-            if answer.as_ref().is_ok_and(|decision| !decision.allowed()) {
+            if answer.as_ref().is_ok_and(|decision| !decision.is_allowed()) {
                 events.lock().unwrap().push(Event::Refused(number));
             }
             answer

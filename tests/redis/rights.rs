@@ -63,7 +63,7 @@ async fn the_documented_rights_are_enough() {
     let right = limiter(store(&server)).with_quotas(quotas_of_each_path()[1]);
     let receipt = right.charge("ann", 2).await.expect("it answers").expect("it passed");
     right.refund(receipt).await.expect("it may");
-    assert!(right.with_quotas(Quota::per_hour(5)).check("ann").await.expect("it may").allowed());
+    assert!(right.with_quotas(Quota::per_hour(5)).check("ann").await.expect("it may").is_allowed());
     right.reset("ann").await.expect("it may");
     let wrong = RedisStore::new(format!("redis://limiter:wrong@127.0.0.1:{}/", server.port));
     let error = wrong.expect("an address").ping().await.expect_err("another password");
@@ -161,7 +161,7 @@ async fn a_right_that_is_given_back_at_once_is_named() {
     let store = RedisStore::new(format!("redis://limiter:secret@127.0.0.1:{gateway}/"));
     let store = store.expect("an address").deadline(Duration::from_secs(20));
     let limiter = limiter(store).with_quotas(quotas_of_each_path()[1]);
-    assert!(limiter.check("ann").await.expect("it may").allowed());
+    assert!(limiter.check("ann").await.expect("it may").is_allowed());
     change_user(&server, &["-hmget"]);
     withdrawn.store(true, Ordering::SeqCst);
     let error = limiter.check("ann").await.expect_err("it may not");
@@ -182,7 +182,7 @@ async fn a_right_that_is_withdrawn_fails_before_anything_is_written() {
                 let one = store(&server);
                 let one = if shared { one } else { one.one_by_one() };
                 let limiter = limiter(one).with_quotas(quotas);
-                assert!(limiter.check("ann").await.expect("it may").allowed());
+                assert!(limiter.check("ann").await.expect("it may").is_allowed());
                 change_user(&server, &[&format!("-{right}")]);
                 let before: Vec<String> = server.ask(&["HGETALL", "tfw1:{rights:tann}"]);
                 let keys = ["bob", "cid", "dan", "eve"];
@@ -206,7 +206,7 @@ async fn a_server_that_returns_without_a_command_is_found_out() {
     let Some(mut server) = Server::start() else { return };
     let store = RedisStore::new(server.url()).expect("an address");
     let limiter = limiter(store.deadline(Duration::from_secs(5)));
-    assert!(limiter.check("ann").await.expect("it answers").allowed());
+    assert!(limiter.check("ann").await.expect("it answers").is_allowed());
     let port = server.port;
     server.kill();
     let Some(server) = Server::on(port, &["--save", "", "--rename-command", "PEXPIREAT", ""])
@@ -269,7 +269,7 @@ async fn several_limits_write_nothing_where_one_of_them_may_not_be_written() {
         Limits::new([Quota::per_minute(50).name("plain"), Quota::per_month(50).name("month")]);
     let limits = limits.store(store(&server).on_failure(OnStoreFailure::Deny));
     let lines = |key| [Line::new("plain", key, 1), Line::new("month", key, 1)];
-    assert!(limits.check(lines("ann")).await.expect("it may").allowed());
+    assert!(limits.check(lines("ann")).await.expect("it may").is_allowed());
     change_user(&server, &["-hset"]);
     let error = limits.check(lines("bob")).await.expect_err("it may not");
     assert_eq!(error.to_string(), "Redis does not permit a command that is needed (hset)");
@@ -287,7 +287,7 @@ async fn a_key_that_the_user_may_not_touch_fails_alone() {
         ["good", "bad"].map(|name| Quota::per_day(100).name(name).store(store.clone()));
     let limits = Limits::new([Quota::per_day(100).name("good"), Quota::per_day(50).name("good2")]);
     let limits = limits.store(store);
-    assert!(good.check("ann").await.expect("it may").allowed());
+    assert!(good.check("ann").await.expect("it may").is_allowed());
     for round in 1..=20 {
         let lines = [Line::new("good", "eve", 1), Line::new("good2", "eve", 1)];
         let (all, several, refused) = tokio::join!(

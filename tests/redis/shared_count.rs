@@ -177,9 +177,9 @@ async fn task(store: RedisStore, counts: Arc<Mutex<Counts>>) {
             let mut counts = counts.lock().expect("no panic");
             let count = counts.entry((key, window)).or_default();
             count.0 += 1;
-            count.1 += u64::from(decision.allowed());
+            count.1 += u64::from(decision.is_allowed());
         }
-        if !decision.allowed() {
+        if !decision.is_allowed() {
             // A remembered refusal is answered at once.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -290,7 +290,7 @@ fn mortal_node() {
 async fn log_passes(limiter: Limiter, limit: u64, mut log: File) {
     loop {
         match limiter.check(limit).await {
-            Ok(decision) if decision.allowed() => {
+            Ok(decision) if decision.is_allowed() => {
                 let reset = decision.reset_at().duration_since(UNIX_EPOCH).expect("after it");
                 // A single write, which a kill does not split.
                 let line = format!("{limit} {} .\n", reset.as_millis());

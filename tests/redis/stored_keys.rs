@@ -44,7 +44,7 @@ async fn a_decision_is_one_call_of_however_many_limits_and_quotas() {
         let _ = limits.check(&lines).await.expect("it answers");
         server.ask::<()>(&["CONFIG", "RESETSTAT"]);
         for _ in 0..100 {
-            assert!(limits.check(&lines).await.expect("it answers").allowed());
+            assert!(limits.check(&lines).await.expect("it answers").is_allowed());
         }
         let stats: String = server.ask(&["INFO", "commandstats"]);
         assert!(stats.contains("cmdstat_evalsha:calls=100,"), "{stats}");
@@ -110,7 +110,7 @@ async fn a_key_expires_a_minute_after_the_last_of_its_counts() {
     // A shorter quota on the same key does not shorten its life.
     for quotas in ["5/minute", "5/second rollover-up-to=6"] {
         let shorter = limiter(&server, quotas).await;
-        assert!(shorter.check("ann").await.expect("it answers").allowed());
+        assert!(shorter.check("ann").await.expect("it answers").is_allowed());
         assert_eq!(expiry(), end(&decision) + 60_000);
     }
     // Debt lengthens it.

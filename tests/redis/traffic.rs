@@ -31,7 +31,7 @@ fn limiter_on(store: RedisStore, limit: u64) -> Limiter {
 }
 
 async fn allowed(limiter: &Limiter) -> bool {
-    limiter.check("ann").await.expect("it answers").allowed()
+    limiter.check("ann").await.expect("it answers").is_allowed()
 }
 
 #[tokio::test(flavor = "multi_thread")]

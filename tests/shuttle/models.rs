@@ -60,7 +60,7 @@ fn limiter(quotas: impl Into<Quotas>, time: &Time) -> (Limiter, MemoryStore) {
 fn fill(store: &MemoryStore, entries: u64) {
     let others = Quota::per_week(1).name("others").store(store.clone());
     for key in 0..entries {
-        assert!(now(others.check(key)).allowed());
+        assert!(now(others.check(key)).is_allowed());
     }
 }
 
@@ -70,7 +70,7 @@ fn at_once(limiter: &Limiter, threads: usize, charges: usize) -> usize {
         .map(|_| {
             let limiter = limiter.clone();
             thread::spawn(move || {
-                (0..charges).filter(|_| now(limiter.check("one")).allowed()).count()
+                (0..charges).filter(|_| now(limiter.check("one")).is_allowed()).count()
             })
         })
         .collect();
@@ -126,7 +126,7 @@ fn charges_and_a_reset() {
 fn a_charge_at_the_edge_of_a_window() {
     let time = Time::at(50);
     let (limiter, store) = limiter(Quota::new(1, WINDOW), &time);
-    assert!(now(limiter.check("one")).allowed());
+    assert!(now(limiter.check("one")).is_allowed());
     fill(&store, ENTRIES - 1);
     let other = thread::spawn({
         let (limiter, time) = (limiter.clone(), time.clone());
@@ -139,14 +139,14 @@ fn a_charge_at_the_edge_of_a_window() {
     other.join().expect("no panic");
     let start = decision.reset_at() - WINDOW;
     let first = std::time::UNIX_EPOCH;
-    assert!(!(decision.allowed() && start == first), "a second one in the first window");
+    assert!(!(decision.is_allowed() && start == first), "a second one in the first window");
 }
 
 /// Two charges: the first reads the clock before a window ends, the second after.
 fn charges_on_both_sides_of_an_edge() {
     let time = Time::at(55);
     let (limiter, _) = limiter(Quota::new(2, WINDOW).from_first_request(), &time);
-    assert!(now(limiter.check("one")).allowed());
+    assert!(now(limiter.check("one")).is_allowed());
     time.set(154);
     let ticks = thread::spawn({
         let time = time.clone();
@@ -165,7 +165,7 @@ fn keys_that_share_an_overflow_entry() {
     fill(&store, ENTRIES);
     let other = thread::spawn({
         let limiter = limiter.clone();
-        move || now(limiter.check("two")).allowed()
+        move || now(limiter.check("two")).is_allowed()
     });
     let passed = at_once(&limiter, 3, 1);
     // Less if they share: too early, never too late.
@@ -178,7 +178,7 @@ fn a_key_that_moves_to_an_entry_of_its_own() {
     let time = Time::at(50);
     let (limiter, store) = limiter(Quota::new(2, 4 * WINDOW), &time);
     let short = Quota::new(1, WINDOW).name("short").store(store.clone());
-    assert!(now(short.check("gone at 100")).allowed());
+    assert!(now(short.check("gone at 100")).is_allowed());
     fill(&store, ENTRIES - 1);
     let ticks = thread::spawn({
         let time = time.clone();
@@ -186,7 +186,7 @@ fn a_key_that_moves_to_an_entry_of_its_own() {
     });
     assert_eq!(at_once(&limiter, 3, 1), 2);
     ticks.join().expect("no panic");
-    assert!(!now(limiter.check("one")).allowed());
+    assert!(!now(limiter.check("one")).is_allowed());
 }
 
 /// The table doubles while a key of it is charged.
@@ -194,11 +194,11 @@ fn a_table_that_grows() {
     let time = Time::at(50);
     let store = MemoryStore::with_max_keys(2 * ENTRIES as usize).clock(time);
     let limiter = Quota::new(3, WINDOW).name("model").store(store.clone());
-    assert!(now(limiter.check("one")).allowed());
+    assert!(now(limiter.check("one")).is_allowed());
     fill(&store, ENTRIES - 2);
     let growth = thread::spawn({
         let others = Quota::per_week(1).name("later").store(store.clone());
-        move || (0..3_u64).for_each(|key| assert!(now(others.check(key)).allowed()))
+        move || (0..3_u64).for_each(|key| assert!(now(others.check(key)).is_allowed()))
     });
     assert_eq!(at_once(&limiter, 2, 2), 2);
     growth.join().expect("no panic");
@@ -211,16 +211,16 @@ fn a_table_that_grows() {
 fn an_entry_that_another_key_is_given() {
     let time = Time::at(50);
     let (limiter, store) = limiter(Quota::new(2, WINDOW), &time);
-    assert!(now(limiter.check("one")).allowed());
+    assert!(now(limiter.check("one")).is_allowed());
     fill(&store, ENTRIES - 1);
     let other = thread::spawn({
         let (limiter, time) = (limiter.clone(), time.clone());
         move || {
             time.set(100);
-            assert!(now(limiter.check("two")).allowed());
+            assert!(now(limiter.check("two")).is_allowed());
         }
     });
-    assert!(now(limiter.check("one")).allowed());
+    assert!(now(limiter.check("one")).is_allowed());
     other.join().expect("no panic");
     assert_eq!(now(limiter.peek("two")).used(), 1);
 }
@@ -246,7 +246,7 @@ fn limits_in_opposite_orders() {
                     if thread == 1 {
                         lines.reverse();
                     }
-                    passed += u64::from(now(limits.check(lines)).allowed());
+                    passed += u64::from(now(limits.check(lines)).is_allowed());
                 }
                 passed
             })
@@ -267,7 +267,7 @@ fn a_refusal_that_nobody_sees() {
         let limits = limits.clone();
         move || {
             let lines = [Line::new("one", 1_u64, 2), Line::new("two", 11_u64, 4)];
-            assert!(!now(limits.check(lines)).allowed());
+            assert!(!now(limits.check(lines)).is_allowed());
         }
     });
     let alone = thread::spawn({
@@ -275,7 +275,7 @@ fn a_refusal_that_nobody_sees() {
         move || assert!(now(limits.limiter("one").charge(1_u64, 2)).is_ok())
     });
     let lines = [Line::new("two", 11_u64, 3), Line::new("one", 2_u64, 2)];
-    assert!(now(limits.check(lines)).allowed());
+    assert!(now(limits.check(lines)).is_allowed());
     refused.join().expect("no panic");
     alone.join().expect("no panic");
 }
@@ -284,12 +284,12 @@ fn a_refusal_that_nobody_sees() {
 fn several_limits_and_one_of_them() {
     let limits = several_limits();
     let lines = || [Line::new("one", 1_u64, 1), Line::new("two", 11_u64, 1)];
-    assert!(now(limits.check(lines())).allowed());
+    assert!(now(limits.check(lines())).is_allowed());
     let alone = thread::spawn({
         let limits = limits.clone();
-        move || (0..2).filter(|_| now(limits.limiter("two").check(11_u64)).allowed()).count()
+        move || (0..2).filter(|_| now(limits.limiter("two").check(11_u64)).is_allowed()).count()
     });
-    let both = (0..2).filter(|_| now(limits.check(lines())).allowed()).count();
+    let both = (0..2).filter(|_| now(limits.check(lines())).is_allowed()).count();
     let alone = alone.join().expect("no panic");
     assert!(both <= 1 && both + alone == 2, "{both} and {alone}");
     assert_eq!(now(limits.limiter("two").peek(11_u64)).used(), 3);
@@ -300,7 +300,7 @@ fn several_limits_and_one_of_them() {
 fn a_refusal_again_and_a_refund() {
     let (limiter, _) = limiter(Quota::new(1, WINDOW), &Time::at(TICK));
     let receipt = now(limiter.charge("one", 1)).expect("it passes");
-    assert!(!now(limiter.check("one")).allowed());
+    assert!(!now(limiter.check("one")).is_allowed());
     let refunded = Arc::new(AtomicU64::new(0));
     let refund = thread::spawn({
         let (limiter, refunded) = (limiter.clone(), Arc::clone(&refunded));
@@ -310,10 +310,10 @@ fn a_refusal_again_and_a_refund() {
         }
     });
     let was_refunded = refunded.load(Ordering::SeqCst) == 1;
-    let passed = now(limiter.check("one")).allowed();
+    let passed = now(limiter.check("one")).is_allowed();
     assert!(passed || !was_refunded, "refused by a count of before");
     refund.join().expect("no panic");
-    assert_ne!(passed, now(limiter.check("one")).allowed());
+    assert_ne!(passed, now(limiter.check("one")).is_allowed());
 }
 
 /// A charge that does not fit is followed by a smaller one that does.
@@ -324,7 +324,7 @@ fn a_refusal_and_smaller_charges() {
         let limiter = limiter.clone();
         thread::spawn(move || {
             assert!(now(limiter.charge("one", 2)).is_err());
-            let passed = now(limiter.check("one")).allowed();
+            let passed = now(limiter.check("one")).is_allowed();
             assert_eq!(now(limiter.charge("one", 2)).unwrap_err().decision().used(), 3);
             passed
         })
@@ -366,13 +366,13 @@ fn refuse_in_turns(at: u64) {
 fn refusals_while_the_clock_ticks() {
     let time = Time::at(TICK + 10);
     let (limiter, _) = limiter(Quota::new(1, 4 * WINDOW), &time);
-    assert!(now(limiter.check("one")).allowed());
+    assert!(now(limiter.check("one")).is_allowed());
     let first = now(limiter.check("one")).retry_after();
     let other = thread::spawn({
         let (limiter, time) = (limiter.clone(), time.clone());
         move || {
             time.set(2 * TICK);
-            assert!(!now(limiter.check("one")).allowed());
+            assert!(!now(limiter.check("one")).is_allowed());
         }
     });
     let second = now(limiter.check("one")).retry_after();
@@ -445,7 +445,7 @@ fn steady_charges() {
             assert_eq!(read(&|| _ = now(limits.check(&lines))), 1, "{later} in {tick}, of both");
         }
     }
-    assert!(!now(limits.limiter("one").check(1_u64)).allowed(), "some of these were refused");
+    assert!(!now(limits.limiter("one").check(1_u64)).is_allowed(), "some of these were refused");
 }
 
 /// The store reads a clock that shows the last tick only, unless a window is about to end.
@@ -469,14 +469,14 @@ fn charges_in_one_window_after_the_other() {
         let (limiter, _) = limiter(quotas, &time);
         for _ in 0..4 {
             let mut passed = now(limiter.check("one"));
-            assert!(passed.allowed(), "{quotas}");
-            while passed.allowed() {
+            assert!(passed.is_allowed(), "{quotas}");
+            while passed.is_allowed() {
                 passed = now(limiter.check("one"));
             }
             let end = passed.retry_at().expect("it fits later");
             let end = end.duration_since(std::time::UNIX_EPOCH).expect("later").as_millis() as u64;
             time.set(end - 1);
-            assert!(!now(limiter.check("one")).allowed(), "{quotas} before {end}");
+            assert!(!now(limiter.check("one")).is_allowed(), "{quotas} before {end}");
             time.set(end);
         }
     }

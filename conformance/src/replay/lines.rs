@@ -194,7 +194,7 @@ impl LinesTrace {
             })
         };
         TogetherExpect {
-            allowed: decision.allowed(),
+            allowed: decision.is_allowed(),
             limits: self.limits.iter().map(standing).collect(),
             retry_at_ms: decision.retry_at().map(ms),
             ready_at_ms: decision.ready_at().map(ms),

@@ -11,7 +11,7 @@
 //! # let path = folder.path().join("counts.db");
 //! let store = Remote::around(Shared::around(SqliteCounters::open(path)?));
 //! let logins = Limit::new(Quota::per_minute(5)).name("login").store(store);
-//! assert!(logins.check("alice").await?.allowed());
+//! assert!(logins.check("alice").await?.is_allowed());
 //! # Ok(()) }
 //! ```
 

@@ -15,7 +15,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limit = Limit::new(Quota::per_minute(1_000)).name("sqlite").store(store);
     let key = key.unwrap_or("alice".to_owned());
     let mut passed = 0;
-    while limit.check(&*key).await?.allowed() {
+    while limit.check(&*key).await?.is_allowed() {
         passed += 1;
     }
     println!("{passed}");

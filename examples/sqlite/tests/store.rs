@@ -57,9 +57,9 @@ async fn counts_outlive_the_process_and_a_reset_is_seen_by_others() {
     let folder = tempfile::tempdir().expect("a folder");
     let (path, clock) = (folder.path().join("counts.db"), ManualClock::at_ms(1_700_000_040_000));
     let limiter = || Limit::new(Quota::per_minute(1)).name("login").store(open(&path, &clock));
-    assert!(limiter().check("alice").await.expect("an answer").allowed());
+    assert!(limiter().check("alice").await.expect("an answer").is_allowed());
     let other = limiter();
-    assert!(!other.check("alice").await.expect("an answer").allowed());
+    assert!(!other.check("alice").await.expect("an answer").is_allowed());
     limiter().reset("alice").await.expect("an answer");
-    assert!(other.check("alice").await.expect("an answer").allowed());
+    assert!(other.check("alice").await.expect("an answer").is_allowed());
 }

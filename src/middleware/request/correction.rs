@@ -66,7 +66,7 @@ impl AsideCharge {
     pub(super) fn correct(&self, actual: &Actual, limits: &Limits) {
         let mut state = lock(&self.0);
         match &mut *state {
-            AsideState::Decided(receipt) if receipt.decision.allowed() => {
+            AsideState::Decided(receipt) if receipt.decision.is_allowed() => {
                 let (reply, corrected) = actual.correct(receipt, limits);
                 receipt.decision = corrected;
                 drop(state);
@@ -106,7 +106,7 @@ impl PendingDecision {
         let refunded = Reply::later(async move {
             let _kept = kept;
             let decision = reply.await?;
-            if decision.allowed() {
+            if decision.is_allowed() {
                 Receipt::new(lines, decision).correct(limits.limiters(), |_, _, _| None).0.await?;
             }
             Ok(())

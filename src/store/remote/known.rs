@@ -72,7 +72,7 @@ impl Known {
         drop(all);
         let refusal = known.decide(charge, at);
         // Refused beside a limit without reservations, while alone the charge could reserve.
-        if refusal.allowed() {
+        if refusal.is_allowed() {
             return Err(sent);
         }
         account.scope.observe().event(Event::RememberedRefusal, 1);
@@ -80,7 +80,7 @@ impl Known {
     }
 
     pub(super) fn note(&self, place: usize, charge: &Charge<'_>, decision: &Decision, sent: Sent) {
-        let Some(refusal) = decision.at(place).filter(|of| !of.allowed()) else { return };
+        let Some(refusal) = decision.at(place).filter(|of| !of.is_allowed()) else { return };
         let account = charge.account();
         // Decided after the charge was sent, by a clock that shows no part of a millisecond.
         let ends = refusal.usage().iter().map(|usage| usage.end).chain(refusal.retry_at_ms());

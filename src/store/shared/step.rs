@@ -139,7 +139,7 @@ impl Step {
         let answers = self.places.iter().zip(&decided.answers);
         answers.filter(|(places, _)| !places.is_empty()).all(|(_, (group, decision))| {
             let write = group.map(|group| &decided.groups[group][0]);
-            decision.as_ref().is_some_and(Decision::allowed)
+            decision.as_ref().is_some_and(Decision::is_allowed)
                 && write.is_some_and(|of| of.keeps_window() && of.state.until == of.state.end)
         })
     }

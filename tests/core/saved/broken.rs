@@ -53,7 +53,7 @@ fn open(bytes: &[u8]) -> (String, MemoryStore, Deploys) {
 /// Asserts that the store counts, and that the next deploy finds the counts.
 fn assert_works(store: MemoryStore, deploys: &Deploys) {
     let limiter = Quota::per_hour(3).name("api").store(store);
-    let passed = (0..9).filter(|_| answer(limiter.check("alice")).allowed()).count();
+    let passed = (0..9).filter(|_| answer(limiter.check("alice")).is_allowed()).count();
     assert_eq!(passed, 3);
     drop(limiter);
     assert_eq!(used(&deploys.limiter(Quota::per_hour(3)), "alice"), [3]);
@@ -232,18 +232,18 @@ fn a_save_that_fails_leaves_the_file_and_the_next_one_works() {
     let deploys = Deploys::new();
     let store = deploys.open();
     let limiter = Quota::per_hour(3).name("api").store(store.clone());
-    assert!(answer(limiter.check("alice")).allowed());
+    assert!(answer(limiter.check("alice")).is_allowed());
     store.save().expect("saves");
     let before = fs::read(deploys.path()).expect("a file");
 
-    assert!(answer(limiter.check("alice")).allowed());
+    assert!(answer(limiter.check("alice")).is_allowed());
     let in_its_way = deploys.folder.path().join("counts.new");
     fs::create_dir(&in_its_way).expect("a folder");
     let error = store.save().expect_err("there is a folder");
     assert_ne!(error.kind(), ErrorKind::AlreadyExists, "{error}");
     assert!(error.to_string().contains("can't replace"), "{error}");
     assert_eq!(fs::read(deploys.path()).expect("a file"), before);
-    assert!(answer(limiter.check("alice")).allowed(), "requests are counted meanwhile");
+    assert!(answer(limiter.check("alice")).is_allowed(), "requests are counted meanwhile");
 
     fs::remove_dir(in_its_way).expect("removed");
     store.save().expect("saves");
@@ -257,7 +257,7 @@ fn a_file_is_not_replaced_by_the_same_again() {
     let store = deploys.open();
     let limiter = Quota::per_hour(3).name("api").store(store.clone());
     let inode = || fs::metadata(deploys.path()).map(|file| file.ino()).ok();
-    assert!(answer(limiter.check("alice")).allowed());
+    assert!(answer(limiter.check("alice")).is_allowed());
     store.save().expect("saves");
     let first = inode();
     // Time goes on; what is counted is the same.
@@ -266,7 +266,7 @@ fn a_file_is_not_replaced_by_the_same_again() {
     assert_eq!(inode(), first);
     assert!(!deploys.folder.path().join("counts.new").exists());
 
-    assert!(answer(limiter.check("alice")).allowed());
+    assert!(answer(limiter.check("alice")).is_allowed());
     store.save().expect("saves");
     let second = inode();
     assert_ne!(second, first);
@@ -308,11 +308,11 @@ fn a_full_disk_keeps_the_file_of_before() {
     };
     let limiter = |store: &MemoryStore| Quota::per_hour(3).name("api").store(store.clone());
     let store = open();
-    assert!(answer(limiter(&store).check("alice")).allowed());
+    assert!(answer(limiter(&store).check("alice")).is_allowed());
     store.save().expect("there is room for this");
 
-    assert!(answer(limiter(&store).check("alice")).allowed());
-    (0..5_000).for_each(|key| assert!(answer(limiter(&store).check(key)).allowed()));
+    assert!(answer(limiter(&store).check("alice")).is_allowed());
+    (0..5_000).for_each(|key| assert!(answer(limiter(&store).check(key)).is_allowed()));
     let error = store.save().expect_err("there is no room for these");
     assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
     assert!(!disk.0.path().join("counts.new").exists(), "the room is free again");
@@ -320,7 +320,7 @@ fn a_full_disk_keeps_the_file_of_before() {
     drop(store);
     let store = open();
     assert_eq!(used(&limiter(&store), "alice"), [1]);
-    (0..5_000).for_each(|key| assert!(answer(limiter(&store).check(key)).allowed()));
+    (0..5_000).for_each(|key| assert!(answer(limiter(&store).check(key)).is_allowed()));
     assert!(store.save().is_err());
     // An hour later most of it has ended.
     clock.advance(Duration::from_millis(60 * MINUTE_MS));
@@ -394,7 +394,7 @@ fn the_thread_that_saves_outlives_a_clock_that_panics() {
     };
     let store = open();
     let limiter = Quota::per_hour(9).name("api").store(store.clone());
-    assert!(answer(limiter.check("alice")).allowed());
+    assert!(answer(limiter.check("alice")).is_allowed());
     for _ in 0..2 {
         clock.0.store(true, Ordering::SeqCst);
         let error = store.save().expect_err("the clock panics");
@@ -402,7 +402,7 @@ fn the_thread_that_saves_outlives_a_clock_that_panics() {
         assert!(!folder.path().join("counts.new").exists());
         clock.0.store(false, Ordering::SeqCst);
         store.save().expect("it works again");
-        assert!(answer(limiter.check("alice")).allowed());
+        assert!(answer(limiter.check("alice")).is_allowed());
     }
     drop((store, limiter));
     assert_eq!(used(&Quota::per_hour(9).name("api").store(open()), "alice"), [3], "the last save");

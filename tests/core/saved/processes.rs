@@ -71,7 +71,7 @@ fn count_in_zones(file: &Path, zones: [&str; 3]) {
     for zone in zones {
         let quota = Quota::per_year(3).in_zone(zone);
         let limiter = Limit::new(quota).name("zoned").store(store.clone());
-        assert!(answer(limiter.check(zone)).allowed());
+        assert!(answer(limiter.check(zone)).is_allowed());
     }
 }
 
@@ -111,7 +111,7 @@ fn count_on_a_day(file: &Path, now: u64) {
     let quotas = [("plain", day), ("keeps", day.rollover_up_to(10)), ("since", since)];
     let passed = quotas.map(|(name, quota)| {
         let limiter = Limit::new(quota).name(name).store(store.clone());
-        (0..20).filter(|_| answer(limiter.check("alice")).allowed()).count()
+        (0..20).filter(|_| answer(limiter.check("alice")).is_allowed()).count()
     });
     println!("\npassed {passed:?}");
 }
@@ -285,7 +285,7 @@ fn load(file: &Path) {
     let mut charged = 0_u64;
     loop {
         for key in 0..KEYS {
-            assert!(answer(limiter.check(key)).allowed());
+            assert!(answer(limiter.check(key)).is_allowed());
         }
         charged += 1;
         println!("\ncharged {charged}");

@@ -251,7 +251,7 @@ fn another_edition_changes_no_window_that_runs() {
         let second = limiter("Etc/GMT+3");
         assert_eq!(left(&second), known, "{at}, then {}", clock.now_ms());
         let mut passed = 0;
-        while charge(&second, "alice", 1, false).0.allowed() {
+        while charge(&second, "alice", 1, false).0.is_allowed() {
             passed += 1;
         }
         assert_eq!(passed, known.1, "{at}");
@@ -287,7 +287,7 @@ fn another_edition_binds_every_calendar() {
             let (at, end) = (format!("{}, {clock_before}", quotas[i]), ms(ends[i]) as u64);
             clock.set_ms(end - 1);
             let refused = charge(&second[i], "alice", 1, false).0;
-            assert!(!refused.allowed() && refused.reset_at() == ends[i], "{at}: {refused:?}");
+            assert!(!refused.is_allowed() && refused.reset_at() == ends[i], "{at}: {refused:?}");
             clock.set_ms(end);
             let next = charge(&second[i], "alice", 1, false).0;
             let length = ms(next.reset_at()) as u64 - end;
@@ -325,7 +325,7 @@ fn editions_one_after_the_other_bind_each_window_once() {
         let end = ms(first.reset_at()) as u64;
         clock.set_ms(end - 1);
         let second = limiter(other);
-        assert!(!charge(&second, "alice", 1, false).0.allowed(), "{at}");
+        assert!(!charge(&second, "alice", 1, false).0.is_allowed(), "{at}");
         clock.set_ms(end);
         let next = charge(&second, "alice", 2, false).0;
         drop(second);

@@ -63,7 +63,7 @@ impl Lane {
             let before = look();
             let asked = figure.to_digit(10).unwrap_or(0);
             let answers = (0..asked).map(|_| block_on(limiter.check("client")).unwrap());
-            let passed = answers.filter(Decision::allowed).count() as u32;
+            let passed = answers.filter(Decision::is_allowed).count() as u32;
             lane.columns.push((passed, asked - passed));
             let after = look();
             for (i, standing) in after.usage().iter().enumerate() {

@@ -100,7 +100,7 @@ impl<'a> Request<'a> {
 
     /// Returns the parts of a request that has passed.
     fn passed(&self, plan: &Plan) -> Vec<Part<'_>> {
-        let passed = self.decided.is_some_and(|(_, decision)| decision.allowed());
+        let passed = self.decided.is_some_and(|(_, decision)| decision.is_allowed());
         if passed { self.parts(plan) } else { Vec::new() }
     }
 }
@@ -365,7 +365,7 @@ impl<'a> Check<'a> {
             }
 
             // S33: each by its policy.
-            let passed = request.decided.is_some_and(|(_, decision)| decision.allowed());
+            let passed = request.decided.is_some_and(|(_, decision)| decision.is_allowed());
             if local && policy != OnStoreFailure::Local {
                 find("policy", "decided in memory, which it was not to be".to_owned());
             }
@@ -399,7 +399,7 @@ impl<'a> Check<'a> {
                 let retry_at = decision
                     .retry_at()
                     .map(|at| at.duration_since(UNIX_EPOCH).expect("after it").as_micros() as i64);
-                let well = match decision.allowed() {
+                let well = match decision.is_allowed() {
                     true => all.iter().all(|(_, start, length)| runs(*start, *length)),
                     // The rest of a refusal may be as old as a round trip.
                     false => retry_at.is_none_or(|at| from < at),
@@ -848,7 +848,7 @@ impl<'a> Check<'a> {
             let Some((at, decision)) = request.decided else { continue };
             let parts = request.parts(self.plan);
             let granted = parts.iter().map(|part| (part.decision.granted(), part.line.cost));
-            if decision.allowed() {
+            if decision.is_allowed() {
                 let all = parts.len() == request.ask.lines.len();
                 if !all || granted.clone().any(|(granted, cost)| granted != cost) {
                     let granted: Vec<_> = granted.collect();
@@ -860,7 +860,7 @@ impl<'a> Check<'a> {
                 found
                     .push((at, format!("#{id} is refused with {:?}", granted.collect::<Vec<_>>())));
             }
-            let refused = |part: &&Part<'_>| !part.decision.allowed();
+            let refused = |part: &&Part<'_>| !part.decision.is_allowed();
             if !parts.iter().any(|part| refused(&part)) {
                 found.push((at, format!("#{id} is refused by none of its limits")));
             }

@@ -117,10 +117,10 @@ impl fmt::Display for Event {
             Self::Asked { id, node, ask } => write!(f, "#{id} node {node} asks: {ask}"),
             Self::Decided { id, decision } => {
                 let by = if decision.is_local() { "in memory" } else { "by Redis" };
-                let passes = if decision.allowed() { "passes" } else { "is refused" };
+                let passes = if decision.is_allowed() { "passes" } else { "is refused" };
                 write!(f, "#{id} {passes} {by}: {:?}", decision.usage())?;
                 for (name, of) in decision.limits() {
-                    let passes = if of.allowed() { "passes" } else { "is refused" };
+                    let passes = if of.is_allowed() { "passes" } else { "is refused" };
                     write!(f, "; {name} {passes}: {:?}", of.usage())?;
                 }
                 Ok(())

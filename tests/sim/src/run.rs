@@ -604,7 +604,7 @@ struct Caller {
 
 impl Caller {
     fn decided(&self, history: &History, decision: &Decision) {
-        if decision.allowed() {
+        if decision.is_allowed() {
             *self.taken.lock().expect("one thread") = Some(decision.granted());
         }
         history.add(Event::Decided { id: self.id, decision: decision.clone() });

@@ -229,7 +229,7 @@ async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
                 }
             });
             for (which, decision) in join_all(answers).await {
-                if decision.allowed() {
+                if decision.is_allowed() {
                     taken.push((which, decision));
                 }
             }
