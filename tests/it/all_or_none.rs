@@ -2,18 +2,11 @@
 //! layer, of `Limits` without HTTP, and over a store that can't charge them in one step. There nothing is
 //! kept of a charge that is refused, dropped or late, and one deadline is for all of it.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use tokio::time::Instant;
+use tower_fixed_window::Store;
+use tower_fixed_window::testing::ask;
 
-use http::{Request, Response};
-use tokio::time::{Instant, sleep};
-use tower_fixed_window::testing::{ask, block_on};
-use tower_fixed_window::{
-    FixedWindowLayer, Headers, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore,
-    OnStoreFailure, Quota, Store,
-};
-
-use crate::support::FarStore;
+use crate::prelude::*;
 
 /// A minute's start.
 const NOW_MS: u64 = 1_700_000_040_000;
@@ -112,33 +105,6 @@ fn a_decision_knows_its_limits_whether_one_or_more() {
     }
 }
 
-#[test]
-fn a_limiter_and_limits_of_one_decide_alike() {
-    let limit = || Quota::per_minute(2).and(Quota::per_hour(3)).name("one");
-    let limiter: Limiter = limit().store(store());
-    let limits = Limits::new([limit()]).store(store());
-    for cost in [1, 1, 1, 0, 9] {
-        let one = block_on(limiter.charge("k", cost)).expect("it answers");
-        let of_one = block_on(limits.charge([Line::new("one", "k", cost)])).expect("it answers");
-        let [one, of_one] = [one, of_one].map(|charged| match charged {
-            Ok(receipt) => receipt.decision().clone(),
-            Err(refused) => refused.decision().clone(),
-        });
-        assert_eq!(one, of_one);
-        let one = one.into_result().err().map(http::Response::<axum::body::Bytes>::from);
-        let of_one = of_one.into_result().err().map(http::Response::<axum::body::Bytes>::from);
-        let shown = |response: http::Response<axum::body::Bytes>| {
-            let (parts, body) = response.into_parts();
-            (parts.status, parts.headers, body)
-        };
-        assert_eq!(one.map(shown), of_one.map(shown));
-    }
-    let receipt = block_on(limiter.charge("other", 1)).expect("it answers").expect("it passes");
-    block_on(limits.charge([Line::new("one", "other", 1)])).expect("it answers").expect("passes");
-    block_on(limiter.refund(receipt)).expect("it answers");
-    assert_eq!(block_on(limiter.peek("other")).expect("it answers").used(), 0);
-}
-
 const DELAY: u64 = 10;
 
 /// Limits that a store charges one after the other, if it can't charge them in one step.
@@ -173,7 +139,7 @@ async fn counted(store: &FarStore) -> [u64; 3] {
 
 #[tokio::test(start_paused = true)]
 async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
-    let deadline = Duration::from_millis(250);
+    let deadline = ms(250);
     for (delay, local) in [(20, [false; 3]), (60, [false, false, true]), (100, [false, true, true])]
     {
         let store = FarStore::new(move || delay).deadline(deadline);
@@ -185,7 +151,7 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
         let locals =
             ["requests", "tokens", "cents"].map(|name| decision.of(name).unwrap().is_local());
         assert_eq!((locals, decision.is_local()), (local, local.contains(&true)));
-        sleep(Duration::from_secs(1)).await;
+        sleep(secs(1)).await;
         assert_eq!(counted(&store).await, local.map(|local| u64::from(!local)), "at {delay} ms");
     }
     // The limit that governs was decided by the store, and the other one in memory.
@@ -196,19 +162,6 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
     let decision = limits.check(lines).await.unwrap();
     assert_eq!(decision.name(), "cents");
     assert!(decision.is_local() && !decision.of("cents").unwrap().is_local());
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_error_of_the_store_keeps_nothing() {
-    let store =
-        FarStore::new(|| 100).deadline(Duration::from_millis(250)).on_failure(OnStoreFailure::Deny);
-    let limits = ["requests", "tokens"].map(|name| Quota::per_hour(9).name(name));
-    let limits = Limits::new(limits).store(store.clone());
-    let both = [Line::new("requests", "acme", 1), Line::new("tokens", "acme", 1)];
-    let error = limits.check(both).await.unwrap_err();
-    assert_eq!(error.to_string(), "the store did not answer in time");
-    sleep(Duration::from_secs(1)).await;
-    assert_eq!(counted(&store).await, [0; 3]);
 }
 
 #[tokio::test(start_paused = true)]

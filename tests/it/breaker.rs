@@ -1,15 +1,12 @@
 //! The circuit breaker: it stops calls to a store that keeps failing, and lets one call at a time
 //! try it (S32).
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
 use futures_util::future::{FutureExt, join_all};
 use tokio::task::yield_now;
-use tokio::time::{Instant, advance, sleep};
+use tokio::time::{Instant, advance};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store, StoreError};
-use tower_fixed_window::{Decision, Key, Limiter, MemoryStore, OnStoreFailure, Quota};
+
+use crate::prelude::*;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Does {
@@ -17,6 +14,8 @@ enum Does {
     AnswerLater,
     Fail,
     Hang,
+    /// No connection can be had.
+    CutOff,
 }
 
 /// A store that behaves as set, for each domain.
@@ -82,6 +81,7 @@ impl Store for Told {
                 answer.await
             }),
             Does::Fail => Reply::later(async { Err(StoreError::new("as it was told")) }),
+            Does::CutOff => Reply::from(Err(StoreError::new("no connection").unsent())),
             Does::Hang => Reply::later(async move {
                 let _under_way = under_way;
                 std::future::pending().await
@@ -97,6 +97,10 @@ impl Store for Told {
         self.memory.reset(scope, key)
     }
 
+    fn is_cut_off(&self, _: &Scope, key: &Key) -> bool {
+        self.does.lock().expect("no panic")[domain(key)] == Does::CutOff
+    }
+
     fn fault_domain(&self, _: &Scope, key: &Key) -> u64 {
         domain(key) as u64
     }
@@ -106,21 +110,27 @@ fn domain(key: &Key) -> usize {
     usize::from(key.readable() != "u0")
 }
 
-const PAUSE: Duration = Duration::from_millis(250);
+async fn fails(limiter: &Limiter, times: usize) {
+    for _ in 0..times {
+        assert!(limiter.check(0_u64).await.is_err());
+    }
+}
+
+const PAUSE: Duration = ms(250);
 
 #[tokio::test(start_paused = true)]
 async fn an_open_breaker_lets_one_call_at_a_time_through() {
-    let store = Told::to(Does::Hang, Duration::from_secs(10));
+    let store = Told::to(Does::Hang, secs(10));
     let limiter = store.limiter();
     let answers = join_all((0..5).map(|_| limiter.check(0_u64))).await;
     assert!(answers.iter().all(Result::is_err));
     store.calls();
     let start = Instant::now();
     let mut waiting = Vec::new();
-    while start.elapsed() < Duration::from_secs(25) {
+    while start.elapsed() < secs(25) {
         let limiter = limiter.clone();
         waiting.push(tokio::spawn(async move { limiter.check(0_u64).await.is_err() }));
-        sleep(Duration::from_millis(50)).await;
+        sleep(ms(50)).await;
         assert!(store.under_way.load(Ordering::SeqCst) <= 1, "one at a time");
     }
     // After 250 ms, and then 250 ms after each deadline.
@@ -130,11 +140,11 @@ async fn an_open_breaker_lets_one_call_at_a_time_through() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dropped_trial_call_makes_room_for_the_next() {
-    let store = Told::to(Does::Hang, Duration::from_secs(10));
+    let store = Told::to(Does::Hang, secs(10));
     let limiter = store.limiter();
     join_all((0..5).map(|_| limiter.check(0_u64))).await;
     advance(PAUSE).await;
-    let given_up = tokio::time::timeout(Duration::from_millis(100), limiter.check(0_u64)).await;
+    let given_up = tokio::time::timeout(ms(100), limiter.check(0_u64)).await;
     assert!(given_up.is_err());
     store.now(0, Does::AnswerLater);
     assert!(limiter.check(0_u64).await.is_ok(), "the next one need not wait for its deadline");
@@ -145,9 +155,7 @@ async fn a_dropped_trial_call_makes_room_for_the_next() {
 async fn a_call_that_answers_at_once_closes_the_breaker() {
     let store = Told::to(Does::Fail, PAUSE);
     let limiter = store.limiter();
-    for _ in 0..5 {
-        assert!(limiter.check(0_u64).await.is_err());
-    }
+    fails(&limiter, 5).await;
     store.now(0, Does::Answer);
     assert!(limiter.check(0_u64).await.is_err(), "it is left alone");
     advance(PAUSE).await;
@@ -169,9 +177,7 @@ async fn a_call_that_answers_at_once_closes_the_breaker() {
 async fn limiters_of_one_store_leave_it_alone_together() {
     let store = Told::to(Does::Fail, PAUSE);
     let (one, other) = (store.limiter(), store.limiter());
-    for _ in 0..5 {
-        assert!(one.check(0_u64).await.is_err());
-    }
+    fails(&one, 5).await;
     assert_eq!(store.calls(), 5);
     assert!(other.check(0_u64).await.is_err());
     assert_eq!(store.calls(), 0);
@@ -199,7 +205,7 @@ async fn a_failure_of_a_single_key_does_not_open_the_breaker() {
 /// A trial call of an earlier outage, which lasts into a later one.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_trial_of_an_earlier_outage_makes_no_room_beside_a_later_one() {
-    let store = Told::to(Does::AnswerLater, Duration::from_secs(10));
+    let store = Told::to(Does::AnswerLater, secs(10));
     let limiter = store.limiter();
     let begin = || {
         let limiter = limiter.clone();
@@ -207,9 +213,7 @@ async fn a_dropped_trial_of_an_earlier_outage_makes_no_room_beside_a_later_one()
     };
     let fail = async || {
         store.now(0, Does::Fail);
-        for _ in 0..5 {
-            assert!(limiter.check(0_u64).await.is_err());
-        }
+        fails(&limiter, 5).await;
         advance(PAUSE).await;
         store.now(0, Does::Hang);
     };
@@ -218,16 +222,16 @@ async fn a_dropped_trial_of_an_earlier_outage_makes_no_room_beside_a_later_one()
     assert!((&mut late).now_or_never().is_none());
     fail().await;
     let earlier = begin();
-    sleep(Duration::from_millis(1)).await;
+    sleep(ms(1)).await;
     assert!((&mut late).await.is_ok(), "that ends the outage");
     fail().await;
     let later = begin();
     sleep(PAUSE).await;
     store.calls();
     earlier.abort();
-    sleep(Duration::from_millis(1)).await;
+    sleep(ms(1)).await;
     let third = begin();
-    sleep(Duration::from_millis(1)).await;
+    sleep(ms(1)).await;
     assert_eq!(store.calls(), 0, "one at a time");
     drop((later, third));
 }
@@ -235,24 +239,18 @@ async fn a_dropped_trial_of_an_earlier_outage_makes_no_room_beside_a_later_one()
 /// No answer comes within the shorter deadline.
 #[tokio::test(start_paused = true)]
 async fn a_missed_deadline_stops_only_those_who_would_not_wait_longer() {
-    let store = Told::to(Does::Hang, Duration::from_millis(1));
+    let store = Told::to(Does::Hang, ms(1));
     let hasty = store.remote.clone().expect("in front of it");
-    let patient = hasty.clone().deadline(Duration::from_secs(1));
+    let patient = hasty.clone().deadline(secs(1));
     let of = |remote: &Remote| Quota::per_day(9).name("told").store(remote.clone());
     let (hasty, patient, other) = (of(&hasty), of(&patient), of(&patient));
-    for _ in 0..20 {
-        assert!(hasty.check(0_u64).await.is_err());
-    }
+    fails(&hasty, 20).await;
     assert_eq!(store.calls(), 5, "it is stopped itself");
-    for _ in 0..4 {
-        assert!(patient.check(0_u64).await.is_err());
-    }
+    fails(&patient, 4).await;
     store.now(0, Does::AnswerLater);
     assert!(other.check(0_u64).await.is_ok(), "four failures in a row");
     store.now(0, Does::Hang);
-    for _ in 0..5 {
-        assert!(patient.check(0_u64).await.is_err());
-    }
+    fails(&patient, 5).await;
     store.calls();
     assert!(other.check(0_u64).await.is_err() && hasty.check(0_u64).await.is_err());
     assert_eq!(store.calls(), 0);
@@ -261,44 +259,17 @@ async fn a_missed_deadline_stops_only_those_who_would_not_wait_longer() {
 /// A part that no connection can be had to.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_cut_off_is_tried_now_and_then_and_by_the_first_request() {
-    struct CutOff(MemoryStore, Arc<Mutex<bool>>, Arc<AtomicUsize>);
-
-    impl Store for CutOff {
-        fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-            self.2.fetch_add(1, Ordering::SeqCst);
-            match *self.1.lock().expect("no panic") {
-                true => Reply::from(Err(StoreError::new("no connection").unsent())),
-                false => self.0.charge(charge),
-            }
-        }
-
-        fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-            self.0.adjust(adjust)
-        }
-
-        fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
-            self.0.reset(scope, key)
-        }
-
-        fn is_cut_off(&self, _: &Scope, _: &Key) -> bool {
-            *self.1.lock().expect("no panic")
-        }
-    }
-
-    let (cut_off, calls) = (Arc::new(Mutex::new(false)), Arc::new(AtomicUsize::new(0)));
-    let store = CutOff(MemoryStore::new(), Arc::clone(&cut_off), Arc::clone(&calls));
-    let store = Remote::around(store).on_failure(OnStoreFailure::Deny);
-    let limiter = Quota::per_day(1_000).name("cut-off").store(store);
-    *cut_off.lock().expect("no panic") = true;
+    let store = Told::to(Does::CutOff, PAUSE);
+    let limiter = store.limiter();
     for _ in 0..20 {
         assert!(limiter.check(0_u64).await.is_err());
         advance(PAUSE / 10).await;
     }
-    assert_eq!(calls.swap(0, Ordering::SeqCst), 2, "the first, and one after a pause");
+    assert_eq!(store.calls(), 2, "the first, and one after a pause");
     advance(100 * PAUSE).await;
     assert!(limiter.check(0_u64).await.is_err());
-    assert_eq!(calls.swap(0, Ordering::SeqCst), 1, "the first one after a while");
-    *cut_off.lock().expect("no panic") = false;
+    assert_eq!(store.calls(), 1, "the first one after a while");
+    store.now(0, Does::Answer);
     for _ in 0..5 {
         assert!(limiter.check(0_u64).await.is_ok(), "at once");
     }

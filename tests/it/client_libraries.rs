@@ -1,68 +1,22 @@
 //! Clients of other projects, over real sockets: the headers make them wait, and they wait for the
 //! right time. Where they would sleep, the server's clock is moved instead.
 
-use std::convert::Infallible;
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
-
-use axum::body::Body;
-use axum::{Router, routing::get};
-use bytes::{Buf, BufMut, Bytes};
-use futures_util::{StreamExt, stream};
-use http::uri::PathAndQuery;
-use http::{Request, Response, StatusCode};
+use axum::routing::get;
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tonic::Code;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::server::{Server, TcpIncoming};
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt;
-use tower::{Layer, Service, service_fn};
-use tower_fixed_window::{
-    Clock, EmptyBody, FixedWindowLayer, Grpc, Headers, Key, Limit, Limits, ManualClock,
-    MemoryStore, OnStoreFailure, Quota, Reject,
-};
+use tower_fixed_window::Clock;
 
 use crate::github;
-use crate::support::{
-    Mood, NOW_MS, RESET, RETRY_AFTER, TestStore, client, everyone, layered, named, per_minute,
-    serve,
-};
+use crate::prelude::*;
 
-/// Serves any service by hyper alone, in HTTP/1 and HTTP/2.
-pub(crate) async fn serve_hyper<S, B>(service: S) -> SocketAddr
-where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible, Future: Send>
-        + Clone
-        + Send
-        + 'static,
-    B: http_body::Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
-        + Send
-        + 'static,
-{
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let addr = listener.local_addr().expect("bound");
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.expect("a connection");
-            let service = TowerToHyperService::new(service.clone());
-            tokio::spawn(async move {
-                let server = auto::Builder::new(TokioExecutor::new());
-                server.serve_connection(TokioIo::new(stream), service).await
-            });
-        }
-    });
-    addr
-}
-
-pub(crate) async fn hello(_: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+async fn hello(_: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::from("hello")))
 }
 
@@ -75,33 +29,6 @@ fn seconds(response: &reqwest::Response, name: &str) -> Option<u64> {
 
 async fn json_of(response: reqwest::Response) -> Value {
     serde_json::from_slice(&response.bytes().await.expect("a body")).expect("JSON")
-}
-
-#[tokio::test]
-async fn a_client_that_obeys_retry_after_is_never_refused_twice() {
-    let minute = Quota::per_minute(3);
-    for quota in [minute, minute.from_first_request(), minute.staggered()] {
-        let clock = ManualClock::at_ms(NOW_MS);
-        let layer =
-            FixedWindowLayer::new(Limit::new(quota).store(MemoryStore::new().clock(clock.clone())));
-        let app = Router::new().route("/", get(async || "hello")).layer(layer);
-        let url = format!("http://{}/", serve(app).await);
-        let client = client();
-        let (mut done, mut refused_before) = (0, false);
-        let mut refusals = 0;
-        while done < 10 {
-            let response = client.get(&url).send().await.expect("an answer");
-            if response.status() == StatusCode::OK {
-                (done, refused_before) = (done + 1, false);
-                continue;
-            }
-            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-            assert!(!refused_before, "it waited as long as it was told");
-            (refusals, refused_before) = (refusals + 1, true);
-            clock.advance(Duration::from_secs(seconds(&response, "retry-after").expect("a time")));
-        }
-        assert_eq!(refusals, 3, "one for each of the windows that were spent: {quota:?}");
-    }
 }
 
 /// What openai-python 3.57 makes of a 429 (`_base_client.py`): it waits for `retry-after-ms` or else for
@@ -164,14 +91,14 @@ async fn openai_python_and_litellm_read_the_headers_of_openais_api() {
     assert_eq!(passed, 5);
     let wait = litellm_waits(&last);
     assert!(wait > 120, "{wait}");
-    clock.advance(Duration::from_secs(wait));
+    clock.advance(secs(wait));
     assert_eq!(client.get(&url).send().await.expect("an answer").status(), StatusCode::OK);
 }
 
 #[tokio::test]
 async fn http_2_clients_see_the_same_headers() {
     let layer = named("api", 1, Mood::Now).headers(Headers::GitHubAndIetfDraft10);
-    let url = format!("http://{}/", serve_hyper(layer.layer(service_fn(hello))).await);
+    let url = format!("http://{}/", serve_hyper(layer.layer(service_fn(hello))).await.0);
     let http2 = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build();
     let http2 = http2.expect("a client");
     let passed = http2.get(&url).send().await.expect("an answer");
@@ -199,13 +126,6 @@ async fn health<J>(layer: FixedWindowLayer<J>) -> HealthClient<Channel>
 where
     J: Reject<tonic::body::Body> + Clone + Send + Sync + 'static,
 {
-    HealthClient::new(health_channel(layer).await)
-}
-
-async fn health_channel<J>(layer: FixedWindowLayer<J>) -> Channel
-where
-    J: Reject<tonic::body::Body> + Clone + Send + Sync + 'static,
-{
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let addr = listener.local_addr().expect("bound");
     let (_reporter, health) = tonic_health::server::health_reporter();
@@ -215,7 +135,7 @@ where
         .serve_with_incoming(TcpIncoming::from(listener));
     tokio::spawn(server);
     let endpoint = Endpoint::from_shared(format!("http://{addr}")).expect("a URL");
-    endpoint.connect().await.expect("it listens")
+    HealthClient::new(endpoint.connect().await.expect("it listens"))
 }
 
 async fn check(client: &mut HealthClient<Channel>) -> Result<(), tonic::Status> {
@@ -244,10 +164,10 @@ async fn grpc_clients_see_resource_exhausted_and_when_to_come_back() {
     assert_eq!(field("grpc-retry-pushback-ms"), (1_000 * seconds).to_string());
     let details = refused.get_error_details();
     let retry = details.retry_info().expect("one that OTLP exporters read");
-    assert_eq!(retry.retry_delay, Some(Duration::from_secs(seconds)));
+    assert_eq!(retry.retry_delay, Some(secs(seconds)));
     assert_eq!(refused.get_error_details_vec().len(), 1);
 
-    clock.advance(Duration::from_secs(field("retry-after").parse().expect("seconds")));
+    clock.advance(secs(field("retry-after").parse().expect("seconds")));
     check(&mut client).await.expect("it passes again");
 }
 
@@ -256,7 +176,7 @@ async fn grpc_clients_see_resource_exhausted_and_when_to_come_back() {
 async fn grpc_clients_see_whether_and_for_how_long_to_wait() {
     for (quota, wait) in [
         (Quota::per_minute(0), None),
-        (Quota::new(1, Duration::from_millis(10)), Some(1)),
+        (Quota::new(1, ms(10)), Some(1)),
         (Quota::per_year(1), Some(41_000)),
     ] {
         let store = TestStore::new(Mood::Now);
@@ -274,64 +194,6 @@ async fn grpc_clients_see_whether_and_for_how_long_to_wait() {
         let retry = refused.get_details_retry_info().and_then(|retry| retry.retry_delay);
         assert_eq!(retry, seconds.map(Duration::from_secs));
     }
-}
-
-/// Messages of bytes, so that no code is generated.
-#[derive(Clone, Copy, Default)]
-struct Plain;
-
-impl Codec for Plain {
-    type Encode = Bytes;
-    type Decode = Bytes;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Plain {
-    type Item = Bytes;
-    type Error = tonic::Status;
-
-    fn encode(&mut self, message: Bytes, into: &mut EncodeBuf<'_>) -> Result<(), tonic::Status> {
-        into.put(message);
-        Ok(())
-    }
-}
-
-impl Decoder for Plain {
-    type Item = Bytes;
-    type Error = tonic::Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, tonic::Status> {
-        Ok(Some(from.copy_to_bytes(from.remaining())))
-    }
-}
-
-/// Before, it was read for 30 s, as an upload is.
-#[tokio::test]
-async fn a_grpc_call_in_both_directions_is_refused_while_it_sends() {
-    let layer = FixedWindowLayer::new(everyone(0).store(TestStore::new(Mood::Now)));
-    let layer = layer.reject(Grpc).drain_refused::<tonic::body::Body>();
-    let mut grpc = tonic::client::Grpc::new(health_channel(layer).await);
-    let start = Instant::now();
-    for _ in 0..3 {
-        grpc.ready().await.expect("connected");
-        let messages = stream::repeat(Bytes::from("a message")).then(async |message| {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            message
-        });
-        let path = PathAndQuery::from_static("/chat.Chat/Talk");
-        let refused = grpc.streaming(tonic::Request::new(messages), path, Plain).await;
-        assert_eq!(refused.expect_err("it is refused").code(), Code::ResourceExhausted);
-    }
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 #[tokio::test]
@@ -355,22 +217,10 @@ async fn grpc_clients_see_client_and_server_errors_as_grpc_codes() {
 
 struct Unreadable;
 
-impl tower_fixed_window::KeyExtractor for Unreadable {
-    fn extract(
-        &self,
-        _: &http::request::Parts,
-        _: &mut tower_fixed_window::Key,
-    ) -> Result<(), tower_fixed_window::MissingKey> {
+impl KeyExtractor for Unreadable {
+    fn extract(&self, _: &Parts, _: &mut Key) -> Result<(), tower_fixed_window::MissingKey> {
         Err(tower_fixed_window::MissingKey::client("100 % \u{201c}né\u{201d}\n"))
     }
-}
-
-#[tokio::test]
-async fn without_grpc_a_refusal_reaches_grpc_clients_as_unavailable() {
-    // Why `.reject(Grpc)` is there: this status is one that they retry at once.
-    let mut client = health(per_minute(0, Mood::Now).reject(EmptyBody)).await;
-    let refused = check(&mut client).await.expect_err("it is refused");
-    assert_eq!(refused.code(), Code::Unavailable);
 }
 
 /// How a client of GitHub's API finds out that, and how long, it has to wait.
@@ -417,7 +267,7 @@ impl GitHubClient {
             let wait = match (response.status().as_u16(), self.reads) {
                 (200, Reads::Ahead) => {
                     if response.headers()["x-ratelimit-remaining"] == "0" {
-                        self.clock.advance(Duration::from_millis(until_reset));
+                        self.clock.advance(ms(until_reset));
                     }
                     return json_of(response).await;
                 }
@@ -438,7 +288,7 @@ impl GitHubClient {
                 (status, reads) => panic!("{status} for one that reads {reads:?}"),
             };
             self.refusals += 1;
-            self.clock.advance(Duration::from_millis(wait));
+            self.clock.advance(ms(wait));
         }
         panic!("refused although it waited");
     }

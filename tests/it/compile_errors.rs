@@ -1,20 +1,17 @@
 //! Where a response's body or a key doesn't fit, the compiler says what to write.
 
-use std::convert::Infallible;
 use std::path::Path;
 use std::process::Command;
 use std::{fs, io};
 
 use axum::BoxError;
-use axum::body::{Body, Bytes, HttpBody, to_bytes};
-use http::{Request, Response, StatusCode};
+use axum::body::{Bytes, HttpBody};
 use http_body_util::combinators::{BoxBody, UnsyncBoxBody};
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_http::compression::CompressionLayer;
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::map_response_body::MapResponseBodyLayer;
 
-use crate::support::{Mood, get, limit_headers, per_minute};
+use crate::prelude::*;
 
 /// Checks a package of its own, as its author would see it. The exact wording is the compiler's
 /// and changes with it; what counts is that our advice is part of it.
@@ -149,8 +146,8 @@ async fn a_limit_around_a_body_of_another_crate_works_with_a_map_between_them() 
         assert_eq!(limit_headers(&response)["used"], "1");
         let refused = limited.oneshot(get("/")).await.expect("infallible");
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        let body = to_bytes(refused.into_body(), 10_000).await.expect("short");
-        assert!(body.starts_with(b"{\"type\":"), "{body:?}");
+        let body = text_of(refused).await;
+        assert!(body.starts_with("{\"type\":"), "{body}");
     }
 
     async fn hello<B>(_: Request<B>) -> Result<Response<Body>, Infallible> {

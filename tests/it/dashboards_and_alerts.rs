@@ -2,16 +2,11 @@
 //! What the alerts do is tested by Prometheus's own promtool: `scripts/test`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use axum::body::Body;
-use http::Response;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use serde_json::Value;
-use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::MemoryStore;
 
-use crate::support::{Mood, get, named};
+use crate::prelude::*;
 
 const PAGE: &str = include_str!("../../docs/operations/README.md");
 const DASHBOARD: &str = include_str!("../../docs/operations/dashboard.json");
@@ -30,12 +25,11 @@ async fn exported() -> Exported {
     let recorder = buckets.build_recorder();
     let handle = recorder.handle();
     let _guard = metrics::set_default_local_recorder(Box::leak(Box::new(recorder)));
-    let inner =
-        service_fn(async |_| Ok::<_, std::convert::Infallible>(Response::<Body>::default()));
-    let queued = named("api", 1, Mood::Later).queue(1, Duration::from_secs(3_600));
+    let inner = service_fn(async |_| Ok::<_, Infallible>(Response::<Body>::default()));
+    let queued = named("api", 1, Mood::Later).queue(1, secs(3_600));
     let service = queued.layer(inner);
     let Ok(_) = service.clone().oneshot(get("/")).await;
-    let waits = tokio::time::timeout(Duration::from_millis(50), service.oneshot(get("/")));
+    let waits = tokio::time::timeout(ms(50), service.oneshot(get("/")));
     assert!(waits.await.is_err());
     MemoryStore::with_max_keys(100).record_metrics("api");
 

@@ -1,30 +1,12 @@
 //! The rate-limit endpoint: how callers stand, in GitHub's JSON, without charging them.
 
-use std::convert::Infallible;
-
-use axum::Router;
-use axum::body::{Body, to_bytes};
-use axum::routing::get as on_get;
-use http::{Request, Response, StatusCode};
-use hyper::body::Incoming;
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::{extension, header};
-use tower_fixed_window::{
-    FixedWindowLayer, GitHubBody, Grpc, Key, Limit, Limits, OnStoreFailure, Quota,
-    RateLimitEndpoint,
-};
-
-use crate::client_libraries::{hello, serve_hyper};
-use crate::support::{
-    ANSWERS, FarStore, Mood, TestStore, User, client, everyone, get, inner, layered, named,
-    per_minute, serve,
-};
+use crate::prelude::*;
 
 /// Status and body.
 async fn ask<S, B>(service: &S, request: Request<Body>) -> (StatusCode, String)
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
-    B: http_body::Body<Data = axum::body::Bytes, Error: Into<axum::BoxError>> + Send + 'static,
+    B: http_body::Body<Data = bytes::Bytes, Error: Into<axum::BoxError>> + Send + 'static,
 {
     let Ok(response) = service.clone().oneshot(request).await;
     assert_eq!(response.headers()["content-type"], "application/json; charset=utf-8");
@@ -93,41 +75,6 @@ async fn it_answers_head_and_refuses_other_methods() {
         assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
         assert_eq!(response.headers()["allow"], "GET, HEAD");
     }
-}
-
-#[tokio::test]
-async fn it_is_served_by_axum_and_by_hyper_alone() {
-    let core =
-        FixedWindowLayer::new(Quota::per_hour(9).name("core").store(TestStore::new(Mood::Now)));
-    let endpoint = RateLimitEndpoint::new([&core]);
-    let app = Router::new()
-        .route("/", on_get(async || "you").layer(core))
-        .route_service("/rate_limit", endpoint);
-    let base = format!("http://{}", serve(app).await);
-    client().get(format!("{base}/")).send().await.expect("an answer");
-    let told = client().get(format!("{base}/rate_limit")).send().await.expect("an answer");
-    let core = r#"{"limit":9,"used":1,"remaining":8,"reset":1700002800}"#;
-    let expected = format!(r#"{{"resources":{{"core":{core}}},"rate":{core}}}"#);
-    assert_eq!(told.text().await.expect("a body"), expected);
-
-    let all = named("all", 5, Mood::Now);
-    let endpoint = RateLimitEndpoint::new([&all]);
-    let limited = all.layer(service_fn(hello));
-    let service = service_fn(move |request: Request<Incoming>| {
-        let (endpoint, limited) = (endpoint.clone(), limited.clone());
-        async move {
-            match request.uri().path() {
-                "/rate_limit" => Ok(endpoint.oneshot(request).await?.map(Body::new)),
-                _ => limited.oneshot(request).await,
-            }
-        }
-    });
-    let base = format!("http://{}", serve_hyper(service).await);
-    client().get(format!("{base}/")).send().await.expect("an answer");
-    let head = client().head(format!("{base}/rate_limit")).send().await.expect("an answer");
-    assert_eq!(head.status(), StatusCode::OK);
-    let told = client().get(format!("{base}/rate_limit")).send().await.expect("an answer");
-    assert!(told.text().await.expect("a body").contains(r#""all":{"limit":5,"used":1,"#));
 }
 
 /// A JSON object in which a name comes twice is read in two ways.

@@ -1,19 +1,13 @@
 //! Clients that try to get around a limit with forged headers: any header, any value, any number of
 //! them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
-use axum::Router;
-use axum::body::Body;
-use axum::routing::get;
-use http::Request;
 use proptest::prelude::*;
-use tower::{Service, ServiceExt};
-use tower_fixed_window::key::{ClientIp, PeerAddr, client_ip, header};
-use tower_fixed_window::{FixedWindowLayer, Limit, Quota};
+use tower_fixed_window::key::ClientIp;
 
 use crate::client_ip::request;
-use crate::support::{Mood, TestStore, client, layered, used};
+use crate::prelude::*;
 
 /// How an honest proxy adds an address to what it got.
 #[derive(Clone, Copy, Debug)]
@@ -165,96 +159,5 @@ proptest! {
             prop_assert_eq!(found.to_string(), peer);
         }
         prop_assert_eq!(found, found.to_canonical());
-    }
-}
-
-/// The limits of the README: per key, and per address in front of it, which sees a request first.
-async fn passed_of(requests: impl IntoIterator<Item = Request<Body>>) -> usize {
-    let minute = Quota::per_minute;
-    let store = || TestStore::new(Mood::Now);
-    let mut app = Router::new()
-        .route("/", get(async || "hello"))
-        .layer(FixedWindowLayer::new(
-            Limit::new(minute(10)).key(header("x-api-key")).store(store()),
-        ))
-        .layer(FixedWindowLayer::new(
-            Limit::new(minute(30)).key(client_ip().trusting(["10.0.0.1"])).store(store()),
-        ));
-    let mut passed = 0;
-    for request in requests {
-        let Ok(service) = ServiceExt::<Request<Body>>::ready(&mut app).await;
-        let Ok(response) = service.call(request).await;
-        passed += usize::from(response.status() == 200);
-    }
-    passed
-}
-
-fn keyed(peer: [u8; 4], api_key: &str) -> Request<Body> {
-    let request = Request::get("/").header("x-api-key", api_key);
-    request.extension(PeerAddr(SocketAddr::from((peer, 4711)))).body(Body::empty()).expect("valid")
-}
-
-#[tokio::test]
-async fn invented_keys_are_limited_by_an_outer_limit_per_address() {
-    let invented = |i| keyed([192, 0, 2, 7], &format!("invented-{i}"));
-    assert_eq!(passed_of((0..200).map(invented)).await, 30);
-    // Also where each comes with an address to it.
-    let forged = |i: u8| {
-        let mut request = invented(i.into());
-        let forged = format!("203.0.113.{i}").parse().expect("ASCII");
-        request.headers_mut().insert("x-forwarded-for", forged);
-        request
-    };
-    assert_eq!(passed_of((0..200).map(forged)).await, 30);
-    // Behind a proxy as well: who asks is what the proxy has appended.
-    let behind = |i: u8| {
-        let mut request = keyed([10, 0, 0, 1], &format!("invented-{i}"));
-        let line = format!("203.0.113.{i}, 192.0.2.7").parse().expect("ASCII");
-        request.headers_mut().insert("x-forwarded-for", line);
-        request
-    };
-    assert_eq!(passed_of((0..200).map(behind)).await, 30);
-    // The flood has spent no other client's tokens.
-    let both = (0..200).map(behind).chain((0..30).map(|i| keyed([192, 0, 2, 8], &i.to_string())));
-    assert_eq!(passed_of(both).await, 60);
-    // A key that is used from many addresses has its own limit.
-    assert_eq!(passed_of((0..200).map(|i| keyed([192, 0, 2, i], "one"))).await, 10);
-}
-
-/// Serves on every address of this machine, IPv6 and IPv4 through one socket.
-async fn dual_stack(app: Router) -> u16 {
-    let listener = tokio::net::TcpListener::bind("[::]:0").await.expect("a dual-stack listener");
-    let port = listener.local_addr().expect("bound").port();
-    let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    tokio::spawn(async move { axum::serve(listener, app).await });
-    port
-}
-
-/// A client that asks from an address of its own.
-fn client_at(address: [u8; 4]) -> reqwest::Client {
-    let builder = reqwest::Client::builder().no_proxy();
-    builder.local_address(IpAddr::from(address)).build().expect("a client")
-}
-
-async fn used_by(client: &reqwest::Client, url: &str) -> u64 {
-    let response = client.get(url).send().await.expect("an answer");
-    used(&http::Response::<reqwest::Body>::from(response))
-}
-
-#[tokio::test]
-async fn two_ipv4_clients_of_a_dual_stack_listener_do_not_share_a_count() {
-    for limit in [
-        Limit::new(Quota::per_day(100)),
-        Quota::per_day(100).key(client_ip().trusting(["10.0.0.0/8"])),
-    ] {
-        let app = Router::new().route("/", get(async || "hello"));
-        let port = dual_stack(app.layer(layered(limit, Mood::Now))).await;
-        let url = format!("http://127.0.0.1:{port}/");
-        let (a, b) = (client_at([127, 0, 0, 1]), client_at([127, 0, 0, 2]));
-        assert_eq!(used_by(&a, &url).await, 1);
-        assert_eq!(used_by(&b, &url).await, 1);
-        assert_eq!(used_by(&a, &url).await, 2);
-        // IPv6 through the same socket is a third.
-        assert_eq!(used_by(&client(), &format!("http://[::1]:{port}/")).await, 1);
     }
 }

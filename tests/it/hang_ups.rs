@@ -1,24 +1,16 @@
-//! A request that is dropped before its charge is sent, or panics, costs what it is set to. At other
-//! moments, requests are dropped by the random programs, and by those of `queue_random`.
+//! A request that is dropped before its charge is sent, or panics, costs what it is set to, and a
+//! correction takes place if the runtime lives long enough. At other moments, requests are dropped by the
+//! random programs, and by those of `queue_random`.
 
-use std::convert::Infallible;
 use std::future::ready;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::AtomicI64;
 
-use axum::body::Body;
-use http::Response;
-use tokio::time::sleep;
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{Clock, EmptyBody, FixedWindowLayer, Key, Limits, MemoryStore, Quota};
+use tokio::runtime::{Builder, Runtime};
+use tower_fixed_window::Clock;
 
-use crate::support::{
-    CASES, FarStore, beside, corrected, everyone, get, inner, limiter_of, per_minute,
-};
+use crate::prelude::*;
 
-const LONG: Duration = Duration::from_secs(600);
+const LONG: Duration = secs(600);
 
 #[tokio::test(start_paused = true)]
 async fn a_charge_that_was_not_sent_is_cancelled() {
@@ -28,7 +20,7 @@ async fn a_charge_that_was_not_sent_is_cancelled() {
         let store = FarStore::new(|| 10);
         let limits = beside(everyone(2), limits).store(store.clone());
         drop(set(FixedWindowLayer::new(limits)).layer(service_fn(inner)).call(get("/")));
-        sleep(Duration::from_millis(100)).await;
+        sleep(ms(100)).await;
         assert_eq!(store.sent.load(Ordering::SeqCst), 0);
         assert_eq!(store.memory.live_entries(), 0);
     }
@@ -106,5 +98,34 @@ fn a_correction_that_panics_leaves_the_others_and_is_not_made_again() {
             standing.expect("memory answers").used()
         });
         assert_eq!(used, left, "{at}, {times} times");
+    }
+}
+
+/// A runtime under which one request has been answered whose charge is to be given back.
+fn answered(store: &TestStore) -> Runtime {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.expect("a runtime");
+    let limit = Quota::per_minute(5).name("login").key(Key::global()).store(store.clone());
+    let layer = FixedWindowLayer::new(limit).count_if(|_| false);
+    let Ok(response) = runtime.block_on(limited(layer).oneshot(get("/")));
+    assert_eq!(response.status(), StatusCode::OK);
+    runtime
+}
+
+/// In memory it is complete with the response, and elsewhere if the runtime lives for the store's
+/// deadline. If it is lost, the charge stays.
+#[test]
+fn a_refund_is_complete_if_the_runtime_lives_for_as_long_as_it_takes() {
+    for (mood, lives_for, left) in [(Mood::Now, 0, 0), (Mood::Later, 0, 1), (Mood::Later, 250, 0)] {
+        let store = TestStore::new(mood);
+        let runtime = answered(&store);
+        if lives_for > 0 {
+            runtime.block_on(async { sleep(ms(lives_for)).await });
+        }
+        drop(runtime);
+        store.set(Mood::Now);
+        let limiter = Quota::per_minute(5).name("login").store(store);
+        let used = block_on(limiter.peek(Key::global())).expect("an answer").used();
+        assert_eq!(used, left, "{mood:?} for {lives_for} ms");
     }
 }

@@ -1,22 +1,14 @@
 //! The headers of S18 and S19, to the letter.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use axum::body::to_bytes;
 use axum::response::Response;
-use axum::routing::get as on_get;
-use axum::{Router, http::StatusCode};
 use http::HeaderName;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use serde_json::{Value, json};
-use tower::ServiceExt;
-use tower_fixed_window::{FixedWindowLayer, Key, Limit, Quota, Quotas};
 
+use crate::prelude::*;
 use crate::support::RETRY_AFTER as RETRY;
-use crate::support::{
-    ANSWERS, Mood, NOW_MS, RESET, TestStore, get, layered, limit_headers, named, per_minute,
-};
 
 /// The end of the tests' hour, as in `x-ratelimit-reset`.
 const HOUR_END: &str = "1700002800";
@@ -48,10 +40,9 @@ async fn responses_have_the_standing_and_refusals_a_time_to_come_back() {
     type Layer<'a> = &'a dyn Fn(Mood) -> FixedWindowLayer;
     /// The limit's name, the fields of each response, and the last one's wait.
     type Case<'a> = (Layer<'a>, &'a str, &'a [[&'a str; 4]], Option<&'a str>);
-    let both = |a: Quota, b: Quota| move |mood| layered(limit(a.and(b)), mood);
-    let minute_and_hour = both(Quota::per_minute(2), Quota::per_hour(2));
-    let minute_first = both(Quota::per_minute(1), Quota::per_hour(9));
-    let cases: [Case<'_>; 8] = [
+    let minute_and_hour = Quota::per_minute(2).and(Quota::per_hour(2));
+    let minute_and_hour = move |mood| layered(limit(minute_and_hour), mood);
+    let cases: [Case<'_>; 5] = [
         (&|mood| per_minute(2, mood), "", &[["2", "1", "1", RESET], ["2", "0", "2", RESET]], None),
         // Refusals are not counted: `used` stays.
         (
@@ -73,16 +64,8 @@ async fn responses_have_the_standing_and_refusals_a_time_to_come_back() {
             &[["2", "1", "1", HOUR_END], ["2", "0", "2", HOUR_END], ["2", "0", "2", HOUR_END]],
             Some("2740"),
         ),
-        (&minute_first, "", &[["1", "0", "1", RESET], ["1", "0", "1", RESET]], Some(RETRY)),
         // A cost above the capacity never passes.
         (&|mood| per_minute(0, mood), "", &[["0", "0", "0", RESET]], None),
-        (&|mood| per_minute(10_000, mood), "", &[["10000", "9999", "1", RESET]], None),
-        (
-            &|mood| per_minute(9_007_199_254_740_991, mood),
-            "",
-            &[["9007199254740991", "9007199254740990", "1", RESET]],
-            None,
-        ),
     ];
     for (mood, (layer, name, all, retry)) in
         ANSWERS.into_iter().flat_map(|mood| cases.map(|case| (mood, case)))
@@ -106,8 +89,7 @@ async fn times_are_rounded_up_and_never_zero() {
     for mood in ANSWERS {
         let store = TestStore::new(mood);
         // A window that ends half-way in a second: 1.5 s of it are left at first.
-        let quota = Quota::new(1, Duration::from_millis(2_500))
-            .starting_at(Duration::from_millis(NOW_MS - 1_000));
+        let quota = Quota::new(1, ms(2_500)).starting_at(ms(NOW_MS - 1_000));
         let layer =
             FixedWindowLayer::new(Limit::new(quota).key(Key::global()).store(store.clone()));
         let app = app().layer(layer);
@@ -140,8 +122,7 @@ async fn the_body_of_a_refusal_is_problem_json_with_githubs_message() {
             let response = ask(&app).await;
             let wait = response.headers()[RETRY_AFTER].to_str().expect("digits").to_owned();
             assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
-            let body = to_bytes(response.into_body(), 10_000).await.expect("short");
-            let body: Value = serde_json::from_slice(&body).expect("JSON");
+            let body: Value = serde_json::from_str(&text_of(response).await).expect("JSON");
             let uri = "https://iana.org/assignments/http-problem-types#quota-exceeded";
             assert_eq!(body["type"], uri);
             assert_eq!(body["status"], 429);
@@ -156,7 +137,7 @@ async fn the_body_of_a_refusal_is_problem_json_with_githubs_message() {
 /// An app whose handler sends rate-limit headers of its own, each of them twice.
 fn upstream(names: &'static [&'static str]) -> Router {
     let handler = async move || {
-        let mut response = Response::new(axum::body::Body::empty());
+        let mut response = Response::new(Body::empty());
         for name in names.iter().chain(names) {
             let name = HeaderName::from_static(name);
             response.headers_mut().append(name, "1".parse().expect("valid"));

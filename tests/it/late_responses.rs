@@ -1,18 +1,10 @@
 //! Distances in time count from the moment at which a response is handed on, after a handler or the
 //! rest of an upload, and not from the decision (S18, S20).
 
-use std::convert::Infallible;
-use std::time::Duration;
-
-use axum::Router;
-use axum::body::{Body, to_bytes};
 use futures_util::{StreamExt, stream};
-use http::{Request, Response, StatusCode};
-use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::{FixedWindowLayer, Headers, Key, Quota, TrueCost};
+use tokio::time::Instant;
 
-use crate::support::{ANSWERS, Mood, TestStore, get, layered, per_minute};
+use crate::prelude::*;
 
 /// Until the window ends, in a store whose clock stands still.
 const LEFT_MS: u64 = 39_500;
@@ -32,22 +24,17 @@ fn distances<B>(response: &Response<B>) -> Vec<u64> {
 /// Takes eight seconds.
 fn slow_upload() -> Request<Body> {
     let frames = stream::iter(0..10).then(async |_| {
-        sleep(Duration::from_millis(800)).await;
+        sleep(ms(800)).await;
         Ok::<_, Infallible>("x")
     });
     Request::post("/").body(Body::from_stream(frames)).expect("a request")
-}
-
-async fn text_of(response: Response<Body>) -> String {
-    let body = to_bytes(response.into_body(), usize::MAX).await.expect("a body");
-    String::from_utf8(body.to_vec()).expect("text")
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_counts_from_the_end_of_the_upload() {
     for mood in ANSWERS {
         let layer = per_minute(1, mood).headers(Headers::GitHubAndIetfDraft10);
-        let queued = layer.clone().queue(1, Duration::from_millis(1));
+        let queued = layer.clone().queue(1, ms(1));
         for layer in [layer, queued] {
             let _ = layer.layer(Router::new()).oneshot(get("/")).await;
             let start = Instant::now();
@@ -71,7 +58,7 @@ async fn a_closure_reads_the_distance_from_the_end_of_the_upload() {
         let limit = |name, limit| Quota::per_minute(limit).name(name).key(Key::global());
         let store = TestStore::new(mood);
         let limits = [limit("one", 1), limit("two", 1), limit("three", 9)];
-        let limits = tower_fixed_window::Limits::new(limits).store(store);
+        let limits = Limits::new(limits).store(store);
         let layer = FixedWindowLayer::new(limits).headers(Headers::IetfDraft10);
         let layer = layer.on_reject(|_, why| {
             let tower_fixed_window::Reason::RateLimited(decision) = why.reason else { panic!() };
@@ -98,13 +85,13 @@ async fn a_response_counts_from_the_end_of_its_handler() {
             let layers = [
                 per_minute(9, mood),
                 per_minute(9, mood).count_if(|_| true),
-                per_minute(9, mood).queue(3, Duration::from_secs(1)),
+                per_minute(9, mood).queue(3, secs(1)),
                 layered(settled(), mood),
             ];
             for layer in layers {
                 for headers in [Headers::IetfDraft10, Headers::GitHubAndIetfDraft10] {
                     let handler = service_fn(move |_: Request<Body>| async move {
-                        sleep(Duration::from_secs(seconds)).await;
+                        sleep(secs(seconds)).await;
                         let mut response = Response::new(Body::empty());
                         response.extensions_mut().insert(TrueCost::of("api", 2));
                         Ok::<_, Infallible>(response)
@@ -124,7 +111,7 @@ async fn a_response_counts_from_the_end_of_its_handler() {
 async fn stacked_layers_count_from_the_end_of_the_handler() {
     let layer = || per_minute(9, Mood::Now).headers(Headers::IetfDraft10);
     let handler = service_fn(async |_: Request<Body>| {
-        sleep(Duration::from_secs(8)).await;
+        sleep(secs(8)).await;
         Ok::<_, Infallible>(Response::new(Body::empty()))
     });
     let start = Instant::now();

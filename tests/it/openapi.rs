@@ -1,15 +1,9 @@
 //! The layer's description of its responses for OpenAPI agrees with the responses.
 
-use axum::body::{Body, to_bytes};
-use http::{HeaderName, Request, Response, StatusCode};
+use http::HeaderName;
 use serde_json::Value;
-use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::{extension, header};
-use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, GitHubBody, Grpc, Headers, Key, OnStoreFailure, Quota, Reject,
-};
 
-use crate::support::{Mood, TestStore, User};
+use crate::prelude::*;
 
 /// The last response to so many requests, compared with its description.
 async fn compare<J: Reject<Body> + Send + Sync + 'static>(
@@ -126,7 +120,7 @@ async fn a_store_that_may_fail_is_described() {
         let limit = Quota::per_day(1).name("api").key(Key::global()).store(store);
         assert!(FixedWindowLayer::new(limit).openapi_responses()["503"].is_object());
     }
-    let waiting = one_a_day().queue(1, std::time::Duration::from_secs(1));
+    let waiting = one_a_day().queue(1, secs(1));
     assert!(waiting.openapi_responses()["503"].is_object());
 }
 

@@ -1,23 +1,9 @@
 //! The layer's options, where the random programs of `tests/programs` don't look: bodies, hooks, what
 //! is asked how often. What is counted under which options is theirs.
 
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::sync::mpsc;
 
-use axum::body::Body;
-use http::request::Parts;
-use http::{Request, Response, StatusCode};
-use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::key::header;
-use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, Limit, Limits, MemoryStore, Plan, Quota, TrueCost,
-};
-
-use crate::support::{
-    ANSWERS, CASES, Mood, TestStore, everyone, get, layered, limit_headers, limiter_of, per_minute,
-    used,
-};
+use crate::prelude::*;
 
 /// Answers with the status in the request's path. If the path says so, the body's length is the
 /// true cost.
@@ -38,8 +24,7 @@ async fn inner(request: Request<Body>) -> Result<Response<Body>, Infallible> {
 
 /// The sentence of a refusal.
 async fn body(refused: Response<Body>) -> serde_json::Value {
-    let body = axum::body::to_bytes(refused.into_body(), 1_000).await.expect("a body");
-    serde_json::from_slice(&body).expect("JSON")
+    serde_json::from_str(&text_of(refused).await).expect("JSON")
 }
 
 macro_rules! service {

@@ -1,23 +1,15 @@
 //! A panic on what an app has written names the app's line, and not one of this crate or of axum.
 
-use std::env;
-use std::fs;
-use std::panic;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::{env, fs, panic};
 
-use http::Request;
-use tower_fixed_window::key::{client_ip, header};
+use tower_fixed_window::Weekday;
 use tower_fixed_window::store::Scope;
 use tower_fixed_window::testing::ask;
-use tower_fixed_window::{
-    FixedWindowLayer, Limit, Limits, ManualClock, MemoryStore, Quota, Quotas, RateLimitEndpoint,
-    Weekday,
-};
 use tower_fixed_window_redis::RedisStore;
 
-use crate::support::{Mood, TestStore};
+use crate::prelude::*;
 
 const TOO_MANY: u64 = Quota::MAX_TOKENS + 1;
 
@@ -45,7 +37,7 @@ fn made<T>(_: T) {}
 /// Each mistake is on a line of its own, which the panic names.
 #[rustfmt::skip]
 const MISTAKES: &[Mistake] = &[
-    (line!(), || made(Quota::new(TOO_MANY, Duration::from_secs(1)))),
+    (line!(), || made(Quota::new(TOO_MANY, secs(1)))),
     (line!(), || made(Quota::new(1, Duration::ZERO))),
     (line!(), || made(Quota::per_second(TOO_MANY))),
     (line!(), || made(Quota::per_minute(TOO_MANY))),

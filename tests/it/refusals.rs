@@ -2,26 +2,15 @@
 //! headers once.
 
 use std::str;
-use std::time::{Duration, UNIX_EPOCH};
 
-use axum::body::{Body, to_bytes};
 use axum::extract::State;
-use axum::routing::get as on_get;
 use fastrand::Rng;
+use http::HeaderMap;
 use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
-use http::request::Parts;
-use http::{HeaderMap, Request, Response};
-use tower::{Layer, ServiceExt};
-use tower_fixed_window::key::header;
-use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, GitHubBody, Grpc, Headers, Key, Limit, Limiter, Limits, Line,
-    ManualClock, MemoryStore, OnStoreFailure, ProblemJson, Quota, Quotas, Reason, Reject,
-    Rejection, testing,
-};
+use tower_fixed_window::{ProblemJson, Reason, Rejection, testing};
 
-use crate::support::{
-    ANSWERS, Mood, RETRY_AFTER as SECONDS, TestStore, everyone, get, layered, named, per_minute,
-};
+use crate::prelude::*;
+use crate::support::RETRY_AFTER as SECONDS;
 
 const STYLES: [Headers; 4] =
     [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None];
@@ -39,7 +28,7 @@ impl Reject<Body> for Plain {
 }
 
 async fn refused<J: Reject<Body>>(layer: &FixedWindowLayer<J>) -> Response<Body> {
-    let service = layer.layer(axum::Router::new());
+    let service = layer.layer(Router::new());
     let _ = service.clone().oneshot(get("/")).await.expect("infallible");
     service.oneshot(get("/asked")).await.expect("infallible")
 }
@@ -121,8 +110,7 @@ async fn a_reject_of_your_own_gets_the_headers_that_the_ready_made_ones_have() {
         assert_eq!(own.headers()[CONTENT_TYPE], "text/plain");
         let names = own.headers().keys().count();
         assert_eq!(own.headers().len(), names, "each of them once, under {style:?}");
-        let body = to_bytes(own.into_body(), 1_000).await.expect("a body");
-        assert_eq!(body, "/asked");
+        assert_eq!(text_of(own).await, "/asked");
         let closure = limit().on_reject(|parts, why| Plain.reject(parts, why));
         assert_eq!(without_type(&refused(&closure).await), without_type(&ready_made));
     }
@@ -159,32 +147,6 @@ async fn a_closure_may_return_another_limiters_refusal_or_its_headers() {
     }
 }
 
-/// Also if all values of the limit equal those of the refusal before.
-#[tokio::test]
-async fn each_refusal_keeps_its_content_type_and_other_headers() {
-    for style in STYLES {
-        let layer = per_minute(1, Mood::Now).headers(style).on_reject(|parts, why| {
-            let mut response = why.response(Body::empty());
-            let content_type = parts.uri.path().trim_start_matches('/').parse().expect("a value");
-            response.headers_mut().insert(CONTENT_TYPE, content_type);
-            response.headers_mut().insert("x-own", "1".parse().expect("a value"));
-            response.headers_mut().insert("ratelimit", "theirs".parse().expect("a value"));
-            response
-        });
-        let service = layer.layer(axum::Router::new());
-        let _ = service.clone().oneshot(get("/")).await.expect("infallible");
-        for content_type in ["text/plain", "text/html"] {
-            let request = get(&format!("/{content_type}"));
-            let response = service.clone().oneshot(request).await.expect("infallible");
-            assert_eq!(response.headers()[CONTENT_TYPE], content_type, "{style:?}");
-            assert_eq!(response.headers()["x-own"], "1", "{style:?}");
-            // The header of this name that this style has is the only one.
-            let is_own = response.headers().get_all("ratelimit").iter().any(|v| v == "theirs");
-            assert_eq!(is_own, matches!(style, Headers::GitHub | Headers::None), "{style:?}");
-        }
-    }
-}
-
 #[tokio::test]
 async fn a_failure_is_completed_as_a_refusal_by_a_limit_is() {
     let failing = || {
@@ -203,19 +165,18 @@ async fn closures_get_the_request_and_the_seconds_of_the_header() {
             let accept = parts.headers[ACCEPT].clone();
             let Reason::RateLimited(decision) = why.reason else { panic!("{why:?}") };
             let exact = decision.retry_after().expect("a wait").as_secs_f64();
-            assert_eq!(why.retry_after(), Some(Duration::from_secs(exact.ceil() as u64)));
+            assert_eq!(why.retry_after(), Some(secs(exact.ceil() as u64)));
             let mut response = Response::new(Body::from(format!("{:?}", why.retry_after())));
             response.headers_mut().insert("accepted", accept);
             response
         });
-        let service = limit.layer(axum::Router::new());
+        let service = limit.layer(Router::new());
         let _ = service.clone().oneshot(get("/")).await.expect("infallible");
         let request = Request::get("/").header(ACCEPT, "text/html").body(Body::empty());
         let response = service.oneshot(request.expect("a request")).await.expect("infallible");
         assert_eq!(response.headers()["accepted"], "text/html");
         assert_eq!(response.headers()[RETRY_AFTER], SECONDS);
-        let body = to_bytes(response.into_body(), 1_000).await.expect("a body");
-        assert_eq!(body, format!("Some({SECONDS}s)"));
+        assert_eq!(text_of(response).await, format!("Some({SECONDS}s)"));
     }
 }
 
@@ -254,55 +215,18 @@ async fn whole(response: Response<Body>) -> (u16, HeaderMap, String) {
 }
 
 #[tokio::test]
-async fn a_handlers_refusal_is_the_response_that_a_layer_makes() {
-    let quotas = [
-        Quota::per_minute(1).into(),
-        Quota::per_minute(1).and(Quota::per_hour(9)),
-        Quota::per_minute(0).and(Quota::per_hour(0)),
-    ];
-    for (mood, quotas) in ANSWERS.into_iter().flat_map(|mood| quotas.map(|q| (mood, q))) {
-        let limiter = Limit::new(quotas).name("login").store(TestStore::new(mood));
-        let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter);
-        let _ = app.clone().oneshot(get("/")).await.expect("infallible");
-        let refused = app.oneshot(get("/")).await.expect("infallible");
-
-        let layer = layered(quotas.name("login").key(Key::global()), mood);
-        let service = layer.layer(axum::Router::new());
-        let _ = service.clone().oneshot(get("/")).await.expect("infallible");
-        let expected = service.oneshot(get("/")).await.expect("infallible");
-        let mut refused = whole(refused).await;
-        refused.1.remove("content-length");
-        assert_eq!(refused, whole(expected).await);
-    }
-}
-
-#[tokio::test]
 async fn a_handler_whose_store_fails_answers_503() {
     let store = TestStore::new(Mood::FailsLater);
     let limiter = Quota::per_minute(1).name("login").store(store.on_failure(OnStoreFailure::Deny));
-    let app = axum::Router::new().route("/", on_get(handler)).with_state(limiter);
+    let app = Router::new().route("/", on_get(handler)).with_state(limiter);
     let (status, headers, body) = whole(app.oneshot(get("/")).await.expect("infallible")).await;
     assert_eq!((status, &headers[RETRY_AFTER]), (503, &"1".parse().expect("a value")));
     assert_eq!(headers["cache-control"], "no-store");
     assert!(!body.contains("test"), "nothing of the store's: {body}");
 }
 
-#[tokio::test]
-async fn a_refusal_by_several_limits_elsewhere_names_each_policy() {
-    let quotas = [("a", 0), ("b", 9), ("c", 0)];
-    let limits = || Limits::new(quotas.map(|(name, limit)| Quota::per_minute(limit).name(name)));
-    let elsewhere = ANSWERS.map(|mood| limits().store(TestStore::new(mood)));
-    for limits in elsewhere.into_iter().chain([limits()]) {
-        let lines = quotas.map(|(name, _)| Line::new(name, "alice", 1));
-        let refused = limits.check(lines).await.expect("memory").into_result();
-        let (status, _, body) = whole(Response::from(refused.expect_err("refused"))).await;
-        assert_eq!(status, 429);
-        assert!(body.contains(r#""violated-policies":["a:0/minute","c:0/minute"]"#), "{body}");
-    }
-}
-
 fn some_quota(rng: &mut Rng) -> Quota {
-    let (limit, hours) = (rng.u64(0..3), Duration::from_secs(3_600 * rng.u64(1..4)));
+    let (limit, hours) = (rng.u64(0..3), secs(3_600 * rng.u64(1..4)));
     match rng.u8(0..7) {
         0 => Quota::per_minute(limit),
         1 => Quota::per_day(limit),
@@ -310,7 +234,7 @@ fn some_quota(rng: &mut Rng) -> Quota {
         3 => Quota::per_year(limit),
         4 => Quota::new(limit, hours),
         5 => Quota::per_minute(limit).rollover_up_to(limit + 2),
-        _ => Quota::new(limit, Duration::from_secs(31 * 86_400)),
+        _ => Quota::new(limit, secs(31 * 86_400)),
     }
 }
 
@@ -345,13 +269,13 @@ async fn a_kept_refusal_is_the_one_that_would_be_made_anew() {
             b"empty" => EmptyBody.reject(parts, why),
             _ => Plain.reject(parts, why),
         });
-        let service = layer.layer(axum::Router::new());
+        let service = layer.layer(Router::new());
         for step in 0..200 {
             match rng.u8(0..16) {
-                0..4 => clock.advance(Duration::from_millis(rng.u64(0..700))),
+                0..4 => clock.advance(ms(rng.u64(0..700))),
                 4 => {
                     let (key, quota) = ("p".repeat(rng.usize(1..6)), some_quota(&mut rng));
-                    let until = UNIX_EPOCH + Duration::from_secs(1_767_225_540 + 60);
+                    let until = UNIX_EPOCH + secs(1_767_225_540 + 60);
                     limits.limiter("limit-0").set_key_quotas_until(key, quota, until);
                 }
                 _ => {}

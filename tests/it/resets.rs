@@ -2,22 +2,12 @@
 //! never answers by quotas that nobody named (S12).
 
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
 
-use axum::Router;
 use axum::routing::any;
-use http::StatusCode;
-use tower::ServiceExt;
-use tower_fixed_window::key::{PeerAddr, extension, header, peer_ip};
 use tower_fixed_window::store::Store;
-use tower_fixed_window::testing::{ask, block_on};
-use tower_fixed_window::{
-    FixedWindowLayer, Key, KeyExtractor, Limit, ManualClock, MemoryStore, OnStoreFailure, Quota,
-    Quotas, StoreError,
-};
+use tower_fixed_window::testing::ask;
 
-use crate::support::{Mood, NOW_MS, TestStore, User, everyone, get, limiter_of};
+use crate::prelude::*;
 
 const FREE: Quota = Quota::per_minute(1);
 
@@ -67,26 +57,10 @@ fn a_peek_finds_a_key_that_is_written_as_the_extractor_writes_it_and_no_other() 
 }
 
 #[test]
-fn resetting_a_key_in_a_shared_overflow_entry_is_an_error() {
-    let store = MemoryStore::with_max_keys(1).clock(ManualClock::at_ms(NOW_MS));
-    let limiter = Limit::new(Quota::per_hour(3)).store(store);
-    for key in 0..200_u64 {
-        let _ = block_on(limiter.check(key)).expect("memory");
-    }
-    while block_on(limiter.check("late")).expect("memory").is_allowed() {}
-    let error = block_on(limiter.reset("late")).expect_err("its count is not its own");
-    assert!(error.to_string().contains("shares a count with others"), "{error}");
-    assert!(!block_on(limiter.check("late")).expect("memory").is_allowed());
-    // A key with an entry of its own is reset as before.
-    block_on(limiter.reset(0_u64)).expect("its own entry");
-    assert_eq!(block_on(limiter.peek(0_u64)).expect("memory").used(), 0);
-}
-
-#[test]
 fn a_reset_in_a_scope_with_too_many_windows_is_an_error() {
     let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
     let made_up = Limit::new(FREE).name("made-up").store(store.clone());
-    let window = |n| Quota::new(1, Duration::from_secs(n));
+    let window = |n| Quota::new(1, secs(n));
     for n in 1..=64 {
         assert!(
             block_on(made_up.with_quotas(window(n)).check("alice")).expect("memory").is_allowed()
@@ -115,23 +89,11 @@ fn a_reset_that_the_fallback_of_a_store_cannot_apply_is_an_error() {
     let memory = store.remote.fallback().clone();
     let memory = Limit::new(FREE).name("api").store(memory);
     for n in 1..=65 {
-        let plan = memory.with_quotas(Quota::new(1, Duration::from_secs(n)));
+        let plan = memory.with_quotas(Quota::new(1, secs(n)));
         assert!(block_on(plan.check("alice")).expect("memory").is_allowed());
     }
     let error = block_on(limiter.reset("alice")).expect_err("one count is not known");
     assert!(error.to_string().contains("different windows"), "{error}");
-}
-
-#[test]
-fn a_scope_used_in_one_store_can_be_reset_in_another() {
-    let limit = FREE.name("moved");
-    for _ in 0..3 {
-        let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
-        let limiter = limit.clone().store(store);
-        assert!(block_on(limiter.check("alice")).expect("memory").is_allowed());
-        block_on(limiter.reset("alice")).expect("memory");
-        assert!(block_on(limiter.check("alice")).expect("memory").is_allowed());
-    }
 }
 
 #[tokio::test]

@@ -1,18 +1,11 @@
 //! However the layer is mounted, a request counts once, and for the right limit.
 
-use axum::body::Body;
 use axum::handler::Handler;
-use axum::routing::get as on_get;
-use axum::{Router, response::Response};
-use http::{Request, StatusCode};
-use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::FixedWindowLayer;
+use axum::response::Response;
 use tower_fixed_window::key::matched_path;
 use tower_http::trace::TraceLayer;
 
-use crate::support::{
-    ANSWERS, Mood, TestStore, everyone, get, layered, limit_headers, per_minute, used,
-};
+use crate::prelude::*;
 
 async fn ask(app: &Router, path: &str) -> Response {
     app.clone().oneshot(get(path)).await.expect("infallible")
@@ -22,7 +15,7 @@ fn hello() -> Router {
     Router::new().route("/", on_get(async || "hello"))
 }
 
-async fn hello_service(_: Request<Body>) -> Result<Response, std::convert::Infallible> {
+async fn hello_service(_: Request<Body>) -> Result<Response, Infallible> {
     Ok(Response::new(Body::from("hello")))
 }
 
@@ -81,14 +74,14 @@ async fn a_method_routers_layer_counts_wrong_methods_and_its_route_layer_does_no
 async fn a_skip_compares_the_path_as_it_is_where_the_layer_stands() {
     use axum::extract::OriginalUri;
 
-    let skips_by = async |skip: fn(&http::request::Parts) -> bool, path: &str| {
+    let skips_by = async |skip: fn(&Parts) -> bool, path: &str| {
         let limit = || per_minute(10, Mood::Now).skip(skip);
         let nested = Router::new().route("/health", on_get(async || "")).layer(limit());
         let app = hello().route("/health", on_get(async || "")).layer(limit()).nest("/api", nested);
         limit_headers(&ask(&app, path).await).is_empty()
     };
-    let own = |parts: &http::request::Parts| parts.uri.path() == "/health";
-    let whole = |parts: &http::request::Parts| {
+    let own = |parts: &Parts| parts.uri.path() == "/health";
+    let whole = |parts: &Parts| {
         parts.extensions.get::<OriginalUri>().is_some_and(|uri| uri.path() == "/api/health")
     };
     assert!(skips_by(own, "/health").await && !skips_by(own, "/health/").await);

@@ -1,24 +1,17 @@
 //! Waits and deadlines need timers. In a tokio runtime without, and outside of tokio, nothing panics
 //! and nothing waits for ever; what a thread has done before makes no difference.
 
-use std::convert::Infallible;
-use std::future::Future;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use axum::body::Body;
 use futures_util::future::join_all;
 use futures_util::stream;
 use harness::{Operation, forward_to_memory};
-use http::{Request, Response};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
-use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::store::{Remote, Reply};
-use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{Decision, FixedWindowLayer, Key, Limits, MemoryStore, Quota};
 
-use crate::support::{get, inner};
+use crate::prelude::*;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Runtime {
@@ -51,7 +44,7 @@ impl Late {
         ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
     ) -> Reply<T> {
         let (answer, answered) = oneshot::channel();
-        let (memory, late) = (self.0.clone(), Duration::from_millis(self.1));
+        let (memory, late) = (self.0.clone(), ms(self.1));
         thread::spawn(move || {
             thread::sleep(late);
             let _ = answer.send(block_on(ask(&memory)));
@@ -64,8 +57,7 @@ forward_to_memory!(Late, {});
 
 /// A call has a deadline where there are timers.
 async fn ask_a_store_that_is_late(runtime: Runtime) {
-    let store =
-        Remote::around(Late(MemoryStore::new(), 1_500)).deadline(Duration::from_millis(100));
+    let store = Remote::around(Late(MemoryStore::new(), 1_500)).deadline(ms(100));
     let limit = Quota::per_minute(5).name("late").store(store);
     let decision = limit.check(Key::global()).await.expect("memory stands in");
     assert_eq!(decision.is_local(), runtime == Timers, "{runtime:?}");
@@ -73,8 +65,7 @@ async fn ask_a_store_that_is_late(runtime: Runtime) {
 
 /// The limits of this store are charged in order.
 async fn ask_for_two_limits(runtime: Runtime) {
-    let store =
-        Remote::around(Late(MemoryStore::new(), 1_500)).deadline(Duration::from_millis(2_250));
+    let store = Remote::around(Late(MemoryStore::new(), 1_500)).deadline(ms(2_250));
     let limits = ["a", "b", "c"].map(|name| Quota::per_minute(5).name(name).key(Key::global()));
     let layer = FixedWindowLayer::new(Limits::new(limits).store(store)).expose_decision();
     let service = layer.layer(service_fn(move |request: Request<Body>| {
@@ -91,7 +82,7 @@ async fn ask_for_two_limits(runtime: Runtime) {
 /// A request waits where there are timers, and is refused elsewhere.
 async fn queue(runtime: Runtime) {
     for far in [false, true] {
-        let limit = Quota::new(2, Duration::from_millis(200)).name("queue").key(Key::global());
+        let limit = Quota::new(2, ms(200)).name("queue").key(Key::global());
         let layer = FixedWindowLayer::new(match far {
             true => {
                 let late = Remote::around(Late(MemoryStore::new(), 5)).deadline(Duration::MAX);
@@ -99,7 +90,7 @@ async fn queue(runtime: Runtime) {
             }
             false => limit.store(MemoryStore::new()),
         });
-        let layer = layer.queue(9, Duration::from_secs(60));
+        let layer = layer.queue(9, secs(60));
         let service = layer.layer(service_fn(inner));
         let all = join_all((0..7).map(|_| service.clone().oneshot(get("/")))).await;
         let mut passed = 0;
@@ -127,7 +118,7 @@ async fn upload(runtime: Runtime) {
     let start = Instant::now();
     let Ok(response) = service.oneshot(Request::post("/").body(silent).expect("valid")).await;
     assert_eq!(response.status(), 429);
-    let is_read = start.elapsed() >= Duration::from_millis(900);
+    let is_read = start.elapsed() >= ms(900);
     assert_eq!(is_read, runtime == Timers, "{runtime:?}: {:?}", start.elapsed());
 }
 

@@ -3,13 +3,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{ManualClock, MemoryStore, Quota};
 
 use crate::metrics_and_logs::{recorder, scraped};
-use crate::support::{Log, NOW_MS};
+use crate::prelude::*;
 
 fn open(path: &Path, now_ms: u64) -> MemoryStore {
     let store = MemoryStore::with_max_keys(1_000).clock(ManualClock::at_ms(now_ms));

@@ -1,20 +1,12 @@
 //! S26: nothing that is secret in a key reaches a log, a metric or a store.
 
-use std::sync::{Arc, Mutex};
-
-use axum::body::Body;
-use http::{Request, Response};
 use metrics_exporter_prometheus::PrometheusBuilder;
-use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::{client_ip, extension, header, key_fn, peer_ip};
+use tower_fixed_window::key::key_fn;
 use tower_fixed_window::store::{Adjust, Charge, Reply, Scope, Store};
-use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, KeyExtractor, Limit, MemoryStore, OnStoreFailure, Quota,
-    TrueCost,
-};
 
 use crate::client_ip::request;
-use crate::support::{Log, Mood, TestStore};
+use crate::metrics_and_logs::recorder;
+use crate::prelude::*;
 
 /// The word in every secret: where it shows up, something has leaked.
 const SECRET: &str = "hunter2";
@@ -74,7 +66,7 @@ impl From<&Session> for Key {
 const NAMES: [&str; 7] =
     ["header", "fallback", "session", "missing", "address", "hashed-address", "closure"];
 
-async fn handler(request: Request<Body>) -> Result<Response<Body>, std::convert::Infallible> {
+async fn handler(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     tracing::trace!(decision = ?request.extensions().get::<Decision>(), "asked");
     let mut response = Response::new(Body::empty());
     // The true cost is for any of the limits.
@@ -90,7 +82,7 @@ async fn a_trace_level_log_and_the_store_hold_no_secret() {
     let metrics = recorder.handle();
     let _guard = metrics::set_default_local_recorder(&recorder);
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let cookie = |parts: &http::request::Parts| parts.headers.get("cookie").map(Key::secret);
+    let cookie = |parts: &Parts| parts.headers.get("cookie").map(Key::secret);
     let limits = [
         limit().key(header("authorization")),
         limit().key(header("x-api-key").or(client_ip())),
@@ -116,8 +108,7 @@ async fn a_trace_level_log_and_the_store_hold_no_secret() {
                     let request = Request::from_parts(secretive(), Body::empty());
                     let Ok(response) = service.clone().oneshot(request).await;
                     tracing::trace!(headers = ?response.headers(), "answered");
-                    let body = axum::body::to_bytes(response.into_body(), 10_000).await;
-                    tracing::trace!(body = %String::from_utf8_lossy(&body.expect("whole")), "said");
+                    tracing::trace!(body = text_of(response).await, "said");
                 }
             }
         }
@@ -141,12 +132,39 @@ async fn a_trace_level_log_and_the_store_hold_no_secret() {
     assert!(!seen.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()));
 }
 
+/// What an app names is readable for the app alone: in the list of who is refused, and in warnings.
+#[tokio::test]
+async fn keys_that_are_refused_or_warned_of_are_in_no_debug_text_log_or_metric() {
+    let (log, (metrics, _guard)) = (Log::start(), recorder());
+    let near = Arc::new(Mutex::new(String::new()));
+    let shown = Arc::clone(&near);
+    let limit = Quota::per_hour(2).name("api").key_fn(|_| Some(Key::from(SECRET)));
+    let limit = limit.track_refused(9).warn_at(50, move |near| {
+        *shown.lock().expect("no panic") = format!("{near:?}");
+    });
+    let api = Limiter::new(limit.clone());
+    let layer = FixedWindowLayer::new(&api);
+    for status in [200, 200, 429] {
+        let Ok(response) = limited(&layer).oneshot(get("/")).await;
+        assert_eq!(response.status(), status);
+    }
+    let list = api.refused().expect("they are counted");
+    assert_eq!(list.keys[0].key.readable(), format!("t{SECRET}"));
+    tracing::trace!(?limit, ?list, ?api, ?layer, "asked");
+    let (text, metrics) = (log.text(), metrics.render());
+    assert!(text.contains("asked") && !text.contains(SECRET), "{text}");
+    assert!(metrics.contains(r#"warnings_total{scope="api"} 1"#), "{metrics}");
+    assert!(!metrics.contains(SECRET), "{metrics}");
+    let near = near.lock().expect("no panic");
+    assert!(near.contains("percent: 50") && !near.contains(SECRET), "{near}");
+}
+
 fn limit() -> Limit {
     Limit::new(Quota::per_minute(3)).settled()
 }
 
 /// A request with a secret in every place.
-fn secretive() -> http::request::Parts {
+fn secretive() -> Parts {
     let mut parts = request(
         ADDRESS,
         &[

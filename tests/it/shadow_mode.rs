@@ -2,24 +2,15 @@
 //! What is counted and shown is checked by the random programs.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use axum::body::Body;
 use axum::routing::any;
-use futures_util::FutureExt;
 use harness::{Operation, forward_to_memory};
-use http::{Request, Response};
-use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt};
+use tokio::time::Instant;
+use tower_fixed_window::Store;
 use tower_fixed_window::store::{Adjust, Charge, OnStoreFailure, Remote, Reply, Scope};
 use tower_fixed_window::testing::ask;
-use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, Limit, Limits, ManualClock, MemoryStore, Quota, Store,
-    StoreError, TrueCost,
-};
 
-use crate::support::{ANSWERS, NOW_MS, TestStore, corrected};
+use crate::prelude::*;
 
 const NAMES: [&str; 3] = ["one", "two", "three"];
 
@@ -155,7 +146,7 @@ async fn beside_a_limit_whose_store_fails_one_in_shadow_mode_is_corrected() {
             response
         }));
         let request = Request::get(path).body(Body::empty()).expect("a path");
-        let asked = tokio::time::timeout(Duration::from_millis(50), app.oneshot(request)).await;
+        let asked = tokio::time::timeout(ms(50), app.oneshot(request)).await;
         assert_eq!(asked.is_err(), path == "/dropped");
         corrected().await;
         let used = limits.limiter("two").peek(Key::global()).await.expect("an answer").used();
@@ -174,7 +165,7 @@ impl Late {
     ) -> Reply<T> {
         let memory = self.0.clone();
         Reply::later(async move {
-            sleep(Duration::from_secs(1)).await;
+            sleep(secs(1)).await;
             ask(&memory).await
         })
     }
@@ -200,7 +191,7 @@ async fn a_request_waits_once_whatever_is_in_shadow_mode() {
             let began = Instant::now();
             app.oneshot(Request::new(Body::empty())).await.expect("infallible");
             assert_eq!(began.elapsed().as_secs(), 1, "{shadows} of {count} in shadow mode");
-            sleep(Duration::from_secs(2)).await;
+            sleep(secs(2)).await;
             assert_eq!(memory.live_entries(), count, "all were charged");
         }
     }

@@ -1,28 +1,17 @@
 //! A layer counts what passes it, whatever is answered behind it: by a layer of this crate, by a
 //! limited client of the handler's, or by the handler itself (S9).
 
-use std::convert::Infallible;
 use std::future::{Ready, ready};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::BoxError;
-use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use futures_util::future::select;
 use futures_util::{Stream, StreamExt, stream};
-use http::{Request, StatusCode};
-use tokio::time::sleep;
 use tower::retry::{Policy, RetryLayer};
 use tower::util::BoxCloneSyncService;
-use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_fixed_window::{FixedWindowLayer, Headers, Key, Limit, Limiter};
 use tower_http::timeout::TimeoutLayer;
 
-use crate::support::{
-    ANSWERS, Case, Mood, everyone, get, layered, limit_headers, limiter_of, per_minute,
-};
+use crate::prelude::*;
 
 type Inner = BoxCloneSyncService<Request<Body>, Response, BoxError>;
 
@@ -34,7 +23,7 @@ where
     Inner::new(service_fn(move |request| {
         let answer = answer.clone();
         async move {
-            sleep(Duration::from_millis(300)).await;
+            sleep(ms(300)).await;
             answer(request).await
         }
     }))
@@ -53,7 +42,7 @@ fn refuses(mood: Mood, headers: Headers) -> Inner {
 fn upload() -> Request<Body> {
     fn bytes() -> impl Stream<Item = Result<&'static str, Infallible>> + Send + 'static {
         stream::iter(0..16).then(async |_| {
-            sleep(Duration::from_millis(500)).await;
+            sleep(ms(500)).await;
             Ok("x")
         })
     }
@@ -100,7 +89,7 @@ fn fails_then_refuses(mood: Mood) -> Inner {
         let refusing = refusing.clone();
         async move {
             if is_first {
-                sleep(Duration::from_millis(300)).await;
+                sleep(ms(300)).await;
                 return Ok(StatusCode::SERVICE_UNAVAILABLE.into_response());
             }
             refusing.oneshot(request).await
@@ -143,11 +132,11 @@ fn all_behind(mood: Mood) -> Vec<(&'static str, Inner)> {
         // Refused at once or later, and dropped while its rest is read, or awaited.
         let asked = limited.clone().oneshot(upload());
         async move {
-            let asked = select(Box::pin(asked), Box::pin(sleep(Duration::from_millis(50))));
+            let asked = select(Box::pin(asked), Box::pin(sleep(ms(50))));
             let rest = asked.await;
-            sleep(Duration::from_millis(300)).await;
+            sleep(ms(300)).await;
             drop(rest);
-            sleep(Duration::from_millis(300)).await;
+            sleep(ms(300)).await;
             Ok(Response::default())
         }
     }));
@@ -163,7 +152,7 @@ fn all_behind(mood: Mood) -> Vec<(&'static str, Inner)> {
         async move { select(first, second).await.factor_first().0 }
     }));
     all.push(("a hedge", hedges));
-    let late = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(2));
+    let late = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, secs(2));
     let late = ServiceBuilder::new().layer(late).map_request(|_| upload()).service(github());
     all.push(("a time-out", Inner::new(late)));
     let (cache, cached) = (Arc::new(Mutex::new(None)), github());
@@ -210,7 +199,7 @@ fn counted(layer: FixedWindowLayer, inner: Inner) -> (Inner, Limiter, Arc<Atomic
 
 /// The used tokens after all corrections.
 async fn used(limiter: &Limiter) -> u64 {
-    sleep(Duration::from_secs(1)).await;
+    sleep(secs(1)).await;
     limiter.peek(Key::global()).await.expect("memory answers").used()
 }
 

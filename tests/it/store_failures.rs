@@ -1,34 +1,17 @@
 //! A store that fails or hangs: requests follow the layer's policy.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use axum::Router;
-use axum::body::Body;
-use futures_util::FutureExt;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
-use http::{Request, Response, StatusCode};
-use std::convert::Infallible;
 use std::pin::pin;
-use std::time::Duration;
-use tower::util::BoxCloneSyncService;
-use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
-use tower_fixed_window::testing::{ask as ask_layer, block_on};
-use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, Limit, Limiter, Limits, OnStoreFailure, Quota, Quotas,
-    StoreError,
-};
 
-use crate::support::{Log, Mood, TestStore, get, limit_headers, used};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
+use tower_fixed_window::testing::ask as ask_layer;
+
+use crate::prelude::*;
 
 const FAILURES: [Mood; 2] = [Mood::FailsNow, Mood::FailsLater];
 
 /// Three requests in a window so long that a test never sees its end: the fallback in memory runs
 /// on the system's clock.
 const THREE: Quota = Quota::new(3, Quota::MAX_WINDOW);
-
-type Limited = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
 /// A service limited to three requests, and the number of calls that reached it.
 fn limited(store: &TestStore, policy: OnStoreFailure) -> (Limited, Arc<AtomicUsize>) {
@@ -41,7 +24,7 @@ fn limited(store: &TestStore, policy: OnStoreFailure) -> (Limited, Arc<AtomicUsi
     let layer = FixedWindowLayer::new(
         Limit::new(THREE).key(Key::global()).store(store.clone().on_failure(policy)),
     );
-    (BoxCloneSyncService::new(layer.layer(inner)), calls)
+    (Limited::new(layer.layer(inner)), calls)
 }
 
 async fn ask(service: &Limited) -> Response<Body> {
@@ -78,10 +61,7 @@ async fn allow_lets_requests_pass_without_headers() {
     for failure in FAILURES {
         let (service, calls) = limited(&TestStore::new(failure), OnStoreFailure::Allow);
         for _ in 0..10 {
-            let response = ask(&service).await;
-            assert_eq!(response.status(), StatusCode::OK, "{failure:?}");
-            assert!(limit_headers(&response).is_empty());
-            assert!(!response.headers().contains_key(RETRY_AFTER));
+            assert_eq!(shown(&ask(&service).await), "200", "{failure:?}");
         }
         assert_eq!(calls.load(Ordering::SeqCst), 10);
     }
@@ -92,13 +72,10 @@ async fn deny_answers_503_not_429() {
     for failure in FAILURES {
         let (service, calls) = limited(&TestStore::new(failure), OnStoreFailure::Deny);
         let response = ask(&service).await;
-        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{failure:?}");
-        assert_eq!(response.headers()[RETRY_AFTER], "1");
-        assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
-        assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
-        assert!(limit_headers(&response).is_empty());
-        let body = axum::body::to_bytes(response.into_body(), 1_000).await.expect("short");
-        let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+        let headers =
+            "cache-control: no-store; content-type: application/problem+json; retry-after: 1";
+        assert_eq!(shown(&response), format!("503 {headers}"), "{failure:?}");
+        let body: serde_json::Value = serde_json::from_str(&text_of(response).await).expect("JSON");
         assert_eq!(body["status"], 503);
         assert_eq!(calls.load(Ordering::SeqCst), 0);
     }
@@ -192,33 +169,6 @@ async fn a_request_waits_for_a_store_that_hangs_briefly() {
     assert_eq!(calls.load(Ordering::SeqCst), 1);
 }
 
-#[tokio::test]
-async fn a_store_that_answers_at_once_costs_no_second_poll() {
-    let (service, _) = limited(&TestStore::new(Mood::Now), OnStoreFailure::Local);
-    assert!(ask(&service).now_or_never().is_some());
-}
-
-#[tokio::test(start_paused = true)]
-async fn while_a_store_hangs_only_one_request_waits_for_it() {
-    let store = TestStore::new(Mood::Hangs).shared();
-    let limiter = Quota::per_hour(10_000).name("api").store(store);
-    for _ in 0..5 {
-        assert!(limiter.check("alice").await.expect("memory stands in").is_local());
-    }
-    for _ in 0..3 {
-        // The breaker is open for a while. Then a single request, of any key, tries the store.
-        assert!(limiter.check("alice").now_or_never().is_some());
-        tokio::time::advance(Duration::from_millis(250)).await;
-        let mut probe = pin!(limiter.check("alice"));
-        assert!((&mut probe).now_or_never().is_none());
-        tokio::task::yield_now().await;
-        for key in ["alice", "bob"] {
-            assert!(limiter.check(key).now_or_never().is_some(), "{key}");
-        }
-        assert!(probe.await.expect("memory stands in").is_local());
-    }
-}
-
 /// S14: the store has not counted the token, and would refund another one.
 #[tokio::test(start_paused = true)]
 async fn a_token_that_was_counted_in_memory_is_returned_to_memory() {
@@ -231,7 +181,7 @@ async fn a_token_that_was_counted_in_memory_is_returned_to_memory() {
     let receipt = limiter.charge("alice", 1).await.expect("memory stands in").expect("it passes");
     assert_eq!((receipt.decision().is_local(), used(&memory).await), (true, 1));
     store.set(Mood::Now);
-    tokio::time::advance(Duration::from_secs(1)).await;
+    tokio::time::advance(secs(1)).await;
     assert!(!limiter.check("alice").await.expect("it answers").is_local());
     limiter.refund(receipt).await.expect("memory answers");
     assert_eq!((used(&limiter).await, used(&memory).await), (1, 0));
@@ -251,13 +201,6 @@ fn an_unnamed_limit_on_a_shared_store_panics_with_the_line_to_add() {
 async fn a_limiter_on_a_store_that_nobody_shares_needs_no_name() {
     let limiter = Limit::new(THREE).store(TestStore::new(Mood::Now).remembering());
     assert!(limiter.check("alice").await.expect("it answers").is_allowed());
-}
-
-#[tokio::test]
-async fn a_layer_on_a_shared_store_counts_by_its_name() {
-    let login = FixedWindowLayer::new(THREE.name("login").key(Key::global()).store(shared()));
-    let service = login.layer(Router::new());
-    assert_eq!(used(&service.oneshot(get("/")).await.expect("infallible")), 1);
 }
 
 /// At most 8 more than the 5 that may have passed before, where each node would grant 5.

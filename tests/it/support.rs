@@ -1,5 +1,6 @@
 //! Shared by the tests: a clock that stands still, stores that misbehave on demand, servers.
 
+use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -11,21 +12,36 @@ use std::sync::{Arc, Mutex, Once};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, to_bytes};
+use axum::{BoxError, Router};
 use harness::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
-use http::{Request, Response};
+use http::{HeaderName, HeaderValue, Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::yield_now;
 use tokio::time::sleep;
-use tower::Service;
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_fixed_window::key::PeerAddr;
 use tower_fixed_window::store::{Remote, Reply, Store};
 use tower_fixed_window::{
     FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore, Quota, StoreError,
+    TrueCost,
 };
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+
+pub(crate) const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+pub(crate) const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
 
 /// 39.5 s before the top of a minute, so that rounding up shows.
 pub(crate) const NOW_MS: u64 = 1_700_000_060_500;
@@ -40,6 +56,11 @@ pub(crate) const MINUTE_MS: u64 = 1_700_000_040_000;
 /// Wall time that moves with tokio's, from the start of a minute on.
 pub(crate) fn paused_clock() -> TokioClock {
     TokioClock::at_ms(MINUTE_MS)
+}
+
+/// A store in memory on that clock.
+pub(crate) fn paused_memory() -> MemoryStore {
+    MemoryStore::new().clock(paused_clock())
 }
 
 /// How a [`TestStore`] answers.
@@ -250,6 +271,23 @@ impl From<&User> for Key {
     }
 }
 
+/// A service under a limit, whatever their types are.
+pub(crate) type Limited = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
+
+/// A service that answers with an empty response, under a limit.
+pub(crate) fn limited(layer: impl Borrow<FixedWindowLayer>) -> Limited {
+    BoxCloneSyncService::new(layer.borrow().layer(service_fn(inner)))
+}
+
+/// A service whose responses have this report of true costs.
+pub(crate) fn answering(cost: TrueCost) -> Limited {
+    Limited::new(service_fn(move |_| {
+        let mut response = Response::new(Body::empty());
+        response.extensions_mut().insert(cost.clone());
+        async { Ok(response) }
+    }))
+}
+
 /// Answers with an empty response.
 pub(crate) async fn inner(_: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::empty()))
@@ -310,6 +348,23 @@ pub(crate) fn limit_headers<B>(response: &Response<B>) -> BTreeMap<&str, &str> {
         }
     }
     headers
+}
+
+/// The status and all headers, in order: `429 cache-control: no-store; retry-after: 40`.
+pub(crate) fn shown<B>(response: &Response<B>) -> String {
+    let header = |(name, value): (&HeaderName, &HeaderValue)| {
+        format!("{name}: {}", value.to_str().expect("ASCII"))
+    };
+    let mut headers: Vec<_> = response.headers().iter().map(header).collect();
+    headers.sort();
+    let text = format!("{} {}", response.status().as_u16(), headers.join("; "));
+    text.trim_end().to_owned()
+}
+
+/// The whole body.
+pub(crate) async fn text_of(response: Response<Body>) -> String {
+    let body = to_bytes(response.into_body(), 10_000).await.expect("a body");
+    String::from_utf8(body.to_vec()).expect("text")
 }
 
 /// The value of `x-ratelimit-used`: if the limit is far away, the number of requests so far.
@@ -373,6 +428,38 @@ pub(crate) async fn serve(app: Router) -> SocketAddr {
     addr
 }
 
+/// Serves any service by hyper alone, in HTTP/1 and HTTP/2, on a free port. Returns the number of
+/// connections so far, too.
+pub(crate) async fn serve_hyper<S, B>(service: S) -> (SocketAddr, Arc<AtomicUsize>)
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+    B: http_body::Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let addr = listener.local_addr().expect("bound");
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let connections = Arc::clone(&accepted);
+    tokio::spawn(async move {
+        loop {
+            let (stream, peer) = listener.accept().await.expect("a connection");
+            accepted.fetch_add(1, Ordering::SeqCst);
+            let with_peer = move |mut request: Request<Incoming>| {
+                request.extensions_mut().insert(PeerAddr(peer));
+                request
+            };
+            let service = TowerToHyperService::new(service.clone().map_request(with_peer));
+            tokio::spawn(async move {
+                let server = auto::Builder::new(TokioExecutor::new());
+                server.serve_connection(TokioIo::new(stream), service).await.map_err(drop)
+            });
+        }
+    });
+    (addr, connections)
+}
+
 /// A client that keeps its connections, and asks no proxy.
 pub(crate) fn client() -> reqwest::Client {
     reqwest::Client::builder().no_proxy().build().expect("a client")
@@ -397,7 +484,7 @@ struct Distant {
 
 impl FarStore {
     pub(crate) fn new(delay: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        Self::over(MemoryStore::new().clock(paused_clock()), delay)
+        Self::over(paused_memory(), delay)
     }
 
     /// The way to this memory.

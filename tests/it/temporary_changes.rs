@@ -1,25 +1,14 @@
 //! Changes of a limit that end by themselves: quotas, shadow mode, and the quotas of one key.
 
-use std::convert::Infallible;
 use std::future::ready;
-use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::body::{Body, to_bytes};
-use http::{Request, Response};
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::header;
-use tower_fixed_window::testing::{ask, block_on};
-use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Plan,
-    Quota, Quotas, RateLimitEndpoint, TrueCost,
-};
+use tower_fixed_window::testing::ask;
 
 use crate::metrics_and_logs::recorder;
-use crate::support::{Log, Mood, NOW_MS, TestStore, get, inner, paused_clock};
+use crate::prelude::*;
 
-const HOUR: Duration = Duration::from_secs(3_600);
+const HOUR: Duration = secs(3_600);
 
 fn at(ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(ms)
@@ -169,18 +158,18 @@ fn the_keys_with_quotas_of_their_own_are_listed_and_end_by_hand() {
 async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
     let log = Log::start();
     for others in [0, 1] {
-        let store = MemoryStore::new().clock(paused_clock());
+        let store = paused_memory();
         let other = Quota::per_minute(9).name("other").key(Key::global());
         let mut all = vec![Quota::per_minute(1).name("api").key(Key::global())];
         all.extend((0..others).map(|_| other.clone()));
         let limits = Limits::new(all).store(store);
         let api = limits.limiter("api");
-        let layer = FixedWindowLayer::new(&limits).queue(10, Duration::from_secs(600));
+        let layer = FixedWindowLayer::new(&limits).queue(10, secs(600));
         let service = layer.layer(service_fn(inner));
         let first = service.clone().oneshot(get("/")).await.expect("infallible");
         assert_eq!(first.status(), 200);
         let waiting = tokio::spawn(service.oneshot(get("/")));
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        sleep(ms(10)).await;
         // The day's tokens are used up.
         api.set_quotas(Quota::per_minute(1).and(Quota::per_day(1)));
         let earlier = block_on(api.with_quotas(Quota::per_day(1)).check(Key::global()));
@@ -188,8 +177,7 @@ async fn a_request_in_a_queue_may_be_refused_by_a_quota_that_came_later() {
 
         let refused = waiting.await.expect("no panic").expect("infallible");
         assert_eq!(refused.status(), 429);
-        let body = to_bytes(refused.into_body(), usize::MAX).await.expect("a body");
-        let body = String::from_utf8(body.to_vec()).expect("text");
+        let body = text_of(refused).await;
         assert!(body.contains("api:1/day"), "{body}");
     }
     assert_eq!(log.text().matches("quota=1/day").count(), 2, "{}", log.text());
@@ -268,15 +256,11 @@ async fn a_remembered_refusal_does_not_outlive_a_raise() {
 #[test]
 fn what_is_in_another_store_keeps_no_change_that_ends() {
     let limits = Limits::new([Quota::per_day(5).name("api")]);
-    limits
-        .limiter("api")
-        .set_quotas_until(Quota::per_day(9), SystemTime::now() + Duration::from_secs(9));
+    limits.limiter("api").set_quotas_until(Quota::per_day(9), SystemTime::now() + secs(9));
     let moved = limits.clone().store(MemoryStore::new());
     assert_eq!(moved.limiter("api").quotas(), Some(Quota::per_day(5).into()));
     limits.limiter("api").set_quotas(Quota::per_day(7));
-    limits
-        .limiter("api")
-        .set_quotas_until(Quota::per_day(9), SystemTime::now() + Duration::from_secs(9));
+    limits.limiter("api").set_quotas_until(Quota::per_day(9), SystemTime::now() + secs(9));
     assert_eq!(
         limits.store(MemoryStore::new()).limiter("api").quotas(),
         Some(Quota::per_day(7).into())
@@ -431,7 +415,7 @@ async fn a_change_holds_for_others_while_a_key_has_quotas_of_its_own() {
         assert_eq!(ask().await, 200);
         // 15 used under a limit of 5: two windows pay back what is above it.
         for expected in [429, 429, 200] {
-            clock.advance(Duration::from_secs(60));
+            clock.advance(secs(60));
             assert_eq!(ask().await, expected, "with an exception: {has_exception}");
         }
     }

@@ -1,23 +1,11 @@
 //! Tokens that are charged, refunded and settled, as an operator sees them: the tokens spent are those
 //! that the store has counted.
 
-use std::convert::Infallible;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
-use axum::body::Body;
-use http::{Request, Response, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::store::Store;
-use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{
-    FixedWindowLayer, Key, Limit, Limiter, Limits, Line, MemoryStore, Quota, TrueCost,
-};
 
 use crate::metrics_and_logs::{recorder, scraped};
-use crate::support::{FarStore, paused_clock};
+use crate::prelude::*;
 
 /// Charged, refunded, settled and spent.
 fn tokens(handle: &PrometheusHandle, scope: &str) -> [u64; 4] {
@@ -31,7 +19,7 @@ fn tokens(handle: &PrometheusHandle, scope: &str) -> [u64; 4] {
 }
 
 fn of_tokens(name: &str) -> Limit {
-    let cost = |parts: &http::request::Parts| {
+    let cost = |parts: &Parts| {
         parts.headers.get("x-cost").map_or(1, |n| n.to_str().unwrap().parse().unwrap())
     };
     Quota::new(1_000, Quota::MAX_WINDOW).name(name).key(Key::global()).cost_fn(cost).settled()
@@ -80,7 +68,7 @@ async fn spend(store: impl Store) -> (PrometheusHandle, Limits) {
     // Dropped in the handler, and while the store decides.
     for after in [500, 2] {
         let call = service.clone().oneshot(request("/never", 50));
-        assert!(tokio::time::timeout(Duration::from_millis(after), call).await.is_err());
+        assert!(tokio::time::timeout(ms(after), call).await.is_err());
     }
     // Without HTTP.
     let lines = [Line::new("tokens", Key::global(), 7), Line::new("estimates", Key::global(), 3)];
@@ -88,13 +76,13 @@ async fn spend(store: impl Store) -> (PrometheusHandle, Limits) {
     limits.settle(receipts, [("tokens", 2), ("estimates", 8)]).await.expect("memory");
     let receipts = limits.charge(&lines).await.expect("memory").expect("it passes");
     limits.refund(receipts).await.expect("memory");
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    sleep(secs(1)).await;
     (handle, limits)
 }
 
 #[tokio::test(start_paused = true)]
 async fn tokens_spent_are_those_that_the_store_has_counted() {
-    let memory = || MemoryStore::new().clock(paused_clock());
+    let memory = || paused_memory();
     let far = FarStore::new(|| 5);
     for ((handle, limits), drops) in [(spend(memory()).await, 2), (spend(far).await, 1)] {
         for (name, expected) in [
@@ -116,7 +104,7 @@ async fn tokens_that_a_queue_returns_were_never_charged() {
         Quota::per_minute(200).name("minutes").key(Key::global()).cost_fn(|_| 2),
     ]);
     let limits = limits.store(FarStore::new(|| 20));
-    let layer = FixedWindowLayer::new(&limits).queue(100, Duration::from_secs(60));
+    let layer = FixedWindowLayer::new(&limits).queue(100, secs(60));
     let called = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&called);
     let service = layer.layer(service_fn(move |_: Request<Body>| {
@@ -127,12 +115,12 @@ async fn tokens_that_a_queue_returns_were_never_charged() {
         let call = service.clone().oneshot(request("/", 1));
         // Every third one is gone at about the time of the answer.
         let patience = if i.is_multiple_of(3) { 30 + i * 7 } else { 60_000 };
-        tokio::spawn(tokio::time::timeout(Duration::from_millis(patience), call))
+        tokio::spawn(tokio::time::timeout(ms(patience), call))
     };
     for call in (0..30).map(call).collect::<Vec<_>>() {
         let _gone_or_served = call.await.expect("no panic");
     }
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    sleep(secs(1)).await;
     let called = called.load(Ordering::SeqCst) as u64;
     assert!((20..30).contains(&called), "{called}");
     for name in ["seconds", "minutes"] {

@@ -1,21 +1,12 @@
 //! True costs (S15): a report is a value, and each limit is settled once, by itself.
 
-use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
 
-use axum::body::Body;
 use axum::response::Response;
-use http::Request;
-use tokio::time::sleep;
-use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{
-    CostMeter, FixedWindowLayer, Key, Limits, Line, MemoryStore, Quota, TrueCost,
-};
+use tower_fixed_window::CostMeter;
 
 use crate::hang_ups::FailingClock;
-use crate::support::{ANSWERS, FarStore, TestStore, corrected, get};
+use crate::prelude::*;
 
 const NAMES: [&str; 2] = ["tokens", "cents"];
 
@@ -27,12 +18,7 @@ fn limits() -> Limits {
 
 /// Sends a request whose response has this report.
 async fn ask(layer: &FixedWindowLayer, cost: TrueCost) {
-    let inner = service_fn(move |_: Request<Body>| {
-        let mut response = Response::new(Body::empty());
-        response.extensions_mut().insert(cost.clone());
-        async { Ok::<_, Infallible>(response) }
-    });
-    let Ok(_) = layer.layer(inner).oneshot(get("/")).await;
+    let Ok(_) = layer.layer(answering(cost)).oneshot(get("/")).await;
 }
 
 /// The used tokens and cents, after all corrections.
@@ -185,7 +171,7 @@ async fn a_store_that_panics_later_leaves_the_others_settled() {
         NAMES.into_iter().for_each(|name| meter.set(name, 500));
         clock.fail(at, 1);
         drop(meter);
-        sleep(Duration::from_secs(1)).await;
+        sleep(secs(1)).await;
         clock.fail(0, 0);
         assert_eq!(used(&limits).await, expected, "reading {at}");
     }

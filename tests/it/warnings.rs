@@ -1,21 +1,11 @@
 //! `.warn_at(..)`: a hook and a metric when a key has used a share of its limit.
 
 use std::panic::catch_unwind;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
 
-use http::{Request, Response};
 use proptest::prelude::*;
-use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::key::header;
-use tower_fixed_window::testing::block_on;
-use tower_fixed_window::{
-    EmptyBody, FixedWindowLayer, Key, Limit, Limiter, Limits, Line, ManualClock, MemoryStore,
-    NearLimit, OnStoreFailure, Plan, Quota, Quotas, TrueCost,
-};
+use tower_fixed_window::NearLimit;
 
-use crate::metrics_and_logs::{recorder, scraped};
-use crate::support::{ANSWERS, Log, Mood, NOW_MS, TestStore, corrected, paused_clock};
+use crate::prelude::*;
 
 /// The warnings: name, key, quota, used, percent.
 type Warned = Arc<Mutex<Vec<(String, Key, String, u64, u8)>>>;
@@ -51,7 +41,7 @@ async fn ask(layer: &FixedWindowLayer, path: &str, key: &str) -> u16 {
         } else if request.uri().path() == "/free" {
             *response.status_mut() = http::StatusCode::NOT_MODIFIED;
         }
-        Ok::<_, std::convert::Infallible>(response)
+        Ok::<_, Infallible>(response)
     });
     let layer = layer.clone().reject(EmptyBody);
     let request = Request::get(path).header("x-key", key).body(()).expect("a path");
@@ -124,10 +114,10 @@ async fn the_next_window_warns_again_and_several_shares_and_quotas_each_warn() {
     let of = |quota: &str, used, percent| (quota.to_owned(), used, percent);
     drop(ask().await);
     assert_eq!(seen(), [of("4/minute", 2, 50), of("8/hour", 4, 50), of("4/minute", 4, 100)]);
-    clock.advance(Duration::from_secs(60));
+    clock.advance(secs(60));
     drop(ask().await);
     assert_eq!(seen(), [of("4/minute", 2, 50), of("4/minute", 4, 100), of("8/hour", 8, 100)]);
-    clock.advance(Duration::from_secs(3_600));
+    clock.advance(secs(3_600));
     drop(ask().await);
     assert_eq!(seen(), [of("4/minute", 2, 50), of("8/hour", 4, 50), of("4/minute", 4, 100)]);
 }
@@ -182,7 +172,7 @@ async fn a_limit_that_changes_warns_by_the_limit_in_force() {
         ask(9).await;
         assert_eq!(used(&warned), [8, 16], "{mood:?}");
         // A temporary limit of one key.
-        let later = UNIX_EPOCH + Duration::from_millis(NOW_MS + 60_000);
+        let later = UNIX_EPOCH + ms(NOW_MS + 60_000);
         api.set_key_quotas_until(Key::secret("a"), Quota::per_hour(100), later);
         ask(70).await;
         assert_eq!(used(&warned), [8, 16, 80], "{mood:?}");
@@ -200,7 +190,7 @@ async fn a_limit_that_changes_warns_by_the_limit_in_force() {
 #[tokio::test]
 async fn a_plan_warns_at_its_own_share_and_an_unlimited_one_never() {
     let warned = Warned::default();
-    let plan = |parts: &http::request::Parts, _: &Key| match parts.uri.path() {
+    let plan = |parts: &Parts, _: &Key| match parts.uri.path() {
         "/free" => Plan::UNLIMITED,
         "/pro" => Quota::per_hour(20).into(),
         _ => Quota::per_hour(10).into(),
@@ -237,14 +227,6 @@ async fn limits_in_shadow_mode_and_in_layers_of_several_warn() {
             (used(&warned), keys(&warned)),
             (vec![4, 8], vec![Key::global(), Key::secret("a")])
         );
-
-        let warned = Warned::default();
-        let layer =
-            FixedWindowLayer::new(limit_of_ten(&warned).shadow().store(TestStore::new(mood)));
-        for _ in 0..20 {
-            assert_eq!(ask(&layer, "/", "a").await, 200);
-        }
-        assert_eq!(used(&warned), [8], "{mood:?}");
     }
 }
 
@@ -252,8 +234,8 @@ async fn limits_in_shadow_mode_and_in_layers_of_several_warn() {
 async fn a_request_that_waits_warns_in_its_turn() {
     let warned = Warned::default();
     let limit = warning(Quota::per_second(2).name("api").key(header("x-key")), 100, &warned);
-    let api = limit.store(MemoryStore::new().clock(paused_clock()));
-    let layer = FixedWindowLayer::new(&api).queue(9, Duration::from_secs(60));
+    let api = limit.store(paused_memory());
+    let layer = FixedWindowLayer::new(&api).queue(9, secs(60));
     let five = (0..5).map(|_| ask(&layer, "/", "a"));
     let statuses = futures_util::future::join_all(five).await;
     assert_eq!(statuses, [200; 5]);
@@ -268,7 +250,7 @@ async fn saved_tokens_are_spent_first_and_reserved_ones_begin_a_window_above_the
     let api = warning(quota.name("api"), 80, &warned);
     let api = api.store(MemoryStore::new().clock(clock.clone()));
     let _ = api.check("a").await.expect("memory answers");
-    clock.advance(Duration::from_secs(60));
+    clock.advance(secs(60));
     for _ in 0..15 {
         assert!(api.check("a").await.expect("memory answers").is_allowed());
     }
@@ -281,23 +263,10 @@ async fn saved_tokens_are_spent_first_and_reserved_ones_begin_a_window_above_the
     for _ in 0..2 {
         assert!(api.reserve("a", 9).await.expect("memory answers").is_ok());
     }
-    clock.advance(Duration::from_secs(60));
+    clock.advance(secs(60));
     // Eight of the window's ten tokens are reserved.
     assert!(api.check("a").await.expect("memory answers").is_allowed());
     assert_eq!(used(&warned), [9]);
-}
-
-#[tokio::test]
-async fn nodes_that_share_a_store_warn_once() {
-    let warned = Warned::default();
-    let store = TestStore::new(Mood::Later);
-    let limit = warning(Quota::per_hour(1_000).name("api").key(header("x-key")), 80, &warned);
-    let nodes =
-        [(); 2].map(|()| FixedWindowLayer::new(limit.clone().store(store.clone().shared())));
-    for i in 0..1_010 {
-        let _ = ask(&nodes[i % 2], "/", "a").await;
-    }
-    assert_eq!(used(&warned), [800], "once, and exactly there, over two nodes");
 }
 
 #[tokio::test]
@@ -342,6 +311,7 @@ fn a_hook_that_panics_loses_no_count_and_no_other_warning() {
 async fn a_hook_that_panics_at_a_true_cost_loses_no_other_one() {
     for mood in ANSWERS {
         for shadow in [false, true] {
+            let names = ["one", "two", "three"];
             let limit = |name| Quota::per_hour(10).name(name).key(Key::global()).settled();
             let panicking = limit("one").warn_at(50, |_| panic!("on purpose"));
             let panicking = if shadow { panicking.shadow() } else { panicking };
@@ -350,66 +320,42 @@ async fn a_hook_that_panics_at_a_true_cost_loses_no_other_one() {
             let used = async || {
                 corrected().await;
                 let mut used = [0; 3];
-                for (used, name) in used.iter_mut().zip(["one", "two", "three"]) {
+                for (used, name) in used.iter_mut().zip(names) {
                     let decision = limits.limiter(name).peek(Key::global()).await;
                     *used = decision.expect("an answer").used();
                 }
                 used
             };
-            let costs = || TrueCost::of("one", 9).and("two", 9).and("three", 9);
-            let layer = FixedWindowLayer::new(&limits).reject(EmptyBody);
             let answer = async |cost: TrueCost| {
-                let inner = service_fn(move |_: Request<()>| {
-                    let mut response = Response::new(());
-                    response.extensions_mut().insert(cost.clone());
-                    async { Ok::<_, std::convert::Infallible>(response) }
-                });
-                let Ok(response) = layer.layer(inner).oneshot(Request::new(())).await;
+                let layer = FixedWindowLayer::new(&limits);
+                let Ok(response) = layer.layer(answering(cost)).oneshot(get("/")).await;
                 assert_eq!(response.status(), 200);
             };
-            answer(costs()).await;
-            assert_eq!(used().await, [9; 3], "{mood:?}");
-
-            for name in ["one", "two", "three"] {
-                limits.limiter(name).reset(Key::global()).await.expect("an answer");
+            for way in 0..3 {
+                for name in names {
+                    limits.limiter(name).reset(Key::global()).await.expect("an answer");
+                }
+                match way {
+                    0 => answer(TrueCost::of("one", 9).and("two", 9).and("three", 9)).await,
+                    1 => {
+                        let (cost, mut meter) = TrueCost::metered();
+                        answer(cost).await;
+                        names.iter().for_each(|name| meter.set(name, 9));
+                    }
+                    _ => {
+                        let lines = names.map(|name| Line::new(name, Key::global(), 1));
+                        let receipts = limits.charge(lines).await.expect("an answer");
+                        let costs = names.map(|name| (name, 9));
+                        limits
+                            .settle(receipts.expect("it passes"), costs)
+                            .await
+                            .expect("an answer");
+                    }
+                }
+                assert_eq!(used().await, [9; 3], "{mood:?}, {shadow}, {way}");
             }
-            let (cost, mut meter) = TrueCost::metered();
-            answer(cost).await;
-            ["one", "two", "three"].iter().for_each(|name| meter.set(name, 8));
-            drop(meter);
-            assert_eq!(used().await, [8; 3], "{mood:?}");
-
-            for name in ["one", "two", "three"] {
-                limits.limiter(name).reset(Key::global()).await.expect("an answer");
-            }
-            let lines = ["one", "two", "three"].map(|name| Line::new(name, Key::global(), 1));
-            let receipts = limits.charge(lines).await.expect("an answer").expect("it passes");
-            let costs = [("one", 7), ("two", 7), ("three", 7)];
-            limits.settle(receipts, costs).await.expect("an answer");
-            assert_eq!(used().await, [7; 3], "{mood:?}");
         }
     }
-}
-
-#[tokio::test]
-async fn a_metric_counts_warnings_and_keys_are_in_no_log_and_no_metric() {
-    const SECRET: &str = "hunter2";
-    let log = Log::start();
-    let (handle, _guard) = recorder();
-    let shown = Arc::new(Mutex::new(String::new()));
-    let of = Arc::clone(&shown);
-    let limit = Quota::per_hour(2).name("api").warn_at(50, move |near| {
-        *of.lock().expect("no panic") = format!("{near:?}");
-    });
-    tracing::trace!(?limit, "made");
-    let api = Limiter::new(limit);
-    for key in [SECRET, SECRET, SECRET, "other"] {
-        let _ = api.check(key).await.expect("memory answers");
-    }
-    assert_eq!(scraped(&handle).get(r#"warnings_total{scope="api"}"#), Some(&2.0));
-    assert!(!handle.render().contains(SECRET) && !log.text().contains(SECRET));
-    let shown = shown.lock().expect("no panic");
-    assert!(shown.contains("percent: 50") && !shown.contains("other"), "{shown}");
 }
 
 #[test]
@@ -437,7 +383,7 @@ proptest! {
         let api = api.store(MemoryStore::new().clock(clock.clone()));
         let (mut counts, mut expected) = (std::collections::HashMap::new(), Vec::new());
         for (key, cost, seconds) in charges {
-            clock.advance(Duration::from_secs(seconds));
+            clock.advance(secs(seconds));
             let window = tower_fixed_window::Clock::now_ms(&clock) / 60_000;
             let allowed = block_on(api.charge(key, cost)).expect("memory answers").is_ok();
             let count: &mut u64 = counts.entry((key, window)).or_default();
