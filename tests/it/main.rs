@@ -23,7 +23,6 @@ mod late_responses;
 mod layer_order;
 mod memory_metrics;
 mod metrics_and_logs;
-mod missed_windows;
 mod missing_keys;
 mod mistakes;
 mod openapi;

@@ -1,41 +1,22 @@
 //! Faults of queues that attacks have found: requests refused though there is room, delayed by others
 //! that left, and lines longer than allowed.
 
-use std::convert::Infallible;
-use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
-use std::time::{Duration, UNIX_EPOCH};
 
-use axum::body::Body;
-use futures_util::FutureExt;
 use futures_util::future::join_all;
-use http::request::Parts;
-use http::{Request, Response};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinHandle, yield_now};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneService;
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::header;
-use tower_fixed_window::{
-    Clock, FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore, Plan, Quota,
-    Quotas,
-};
+use tower_fixed_window::Clock;
 
-use crate::support::{FarStore, MINUTE_MS, ReadyIf, get, inner, limiter_of, paused_clock};
+use crate::prelude::*;
 
-const LONG: Duration = Duration::from_secs(48 * 3_600);
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
+const LONG: Duration = secs(48 * 3_600);
 
 type Boxed = BoxCloneService<Request<Body>, Response<Body>, Infallible>;
 type Pending = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -45,7 +26,7 @@ fn boxed(layer: &FixedWindowLayer) -> Boxed {
 }
 
 fn in_memory(limit: Limit) -> FixedWindowLayer {
-    in_store(limit, MemoryStore::new().clock(paused_clock()), None)
+    in_store(limit, paused_memory(), None)
 }
 
 /// In this memory, or so many milliseconds away from it.
@@ -54,6 +35,12 @@ fn in_store(limit: Limit, memory: MemoryStore, way: Option<u64>) -> FixedWindowL
         Some(way) => limit.store(FarStore::over(memory, move || way)),
         None => limit.store(memory),
     })
+}
+
+/// A service under this limit, with a queue, so many milliseconds away from its store.
+fn far(limit: Limit, way: u64, most: u64, max_wait: Duration) -> Boxed {
+    let limit = limit.name("far").key(Key::global());
+    boxed(&in_store(limit, paused_memory(), Some(way)).queue(most, max_wait))
 }
 
 /// A layer so many milliseconds away from its store, of which others have used some tokens.
@@ -92,8 +79,8 @@ async fn pass(requests: impl IntoIterator<Item = JoinHandle<u16>>) {
 #[tokio::test(start_paused = true)]
 async fn a_lone_request_passes_limits_that_are_charged_in_turns() {
     for at in 0..100 {
-        let limits = ["a", "b", "c"]
-            .map(|name| Quota::new(100, Duration::from_secs(2)).name(name).key(Key::global()));
+        let limits =
+            ["a", "b", "c"].map(|name| Quota::new(100, secs(2)).name(name).key(Key::global()));
         let layer = FixedWindowLayer::new(Limits::new(limits).store(FarStore::new(|| 90)));
         let service = boxed(&layer.queue(10, ms(300)));
         sleep(ms(at * 20)).await;
@@ -107,50 +94,12 @@ async fn requests_are_not_refused_by_tokens_of_their_own() {
     for requests in 1..=3 {
         for at in 900..1_010 {
             let quotas = Quota::per_second(requests).and(Quota::per_minute(requests));
-            let limit = quotas.name("own-tokens").key(Key::global());
-            let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 20)));
-            let service = boxed(&layer.queue(10, Duration::from_secs(5)));
+            let service = far(Limit::new(quotas), 20, 10, secs(5));
             sleep(ms(at)).await;
             let all = (0..requests).map(|_| status(service.clone().oneshot(get("/"))));
             assert!(join_all(all).await.iter().all(|status| *status == 200), "at {at}");
         }
     }
-}
-
-struct CountWakes(AtomicUsize);
-
-impl Wake for CountWakes {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// So its time does not depend on how many wait.
-#[tokio::test(start_paused = true)]
-async fn a_token_that_comes_back_wakes_no_line() {
-    let layer = FixedWindowLayer::new(
-        Limits::new([
-            Quota::per_hour(10).name("all").key(Key::global()),
-            Quota::per_hour(1).name("each").key(header("x-user")),
-        ])
-        .store(MemoryStore::new().clock(paused_clock())),
-    )
-    .queue(10, LONG);
-    let service = boxed(&layer);
-    let limits = Limits::from(&layer);
-    let all = limits.limiter("all");
-    let receipt = all.charge(Key::global(), 10).await.expect("memory").expect("there is room");
-    let wakes = Arc::new(CountWakes(AtomicUsize::new(0)));
-    let waker = Waker::from(Arc::clone(&wakes));
-    let mut waiting: Vec<Pending> = Vec::new();
-    for user in 0..1_000 {
-        let request = Request::get("/").header("x-user", user).body(Body::empty()).expect("valid");
-        let mut request: Pending = Box::pin(service.clone().oneshot(request));
-        assert!(request.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        waiting.push(request);
-    }
-    all.refund(receipt).await.expect("memory");
-    assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
 }
 
 /// On another thread in practice. The line is full then, so it is refused.
@@ -207,7 +156,7 @@ async fn a_lower_cost_passes_when_the_higher_one_before_it_leaves() {
     let high = tokio::spawn(service.clone().oneshot(get("/5")));
     sleep(ms(1)).await;
     let low = spawn(&service, "/1");
-    sleep(Duration::from_secs(600)).await;
+    sleep(secs(600)).await;
     let start = Instant::now();
     high.abort();
     assert_eq!(low.await.expect("no panic"), 200);
@@ -241,17 +190,15 @@ async fn a_cost_that_can_never_pass_any_more_is_refused_and_holds_up_no_other() 
     assert_eq!(next.await.expect("no panic"), 200);
     let Ok(never) = never.await.expect("no panic");
     assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
-    assert!(start.elapsed() <= Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(start.elapsed() <= secs(1), "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_in_which_no_request_may_wait_lets_those_within_the_limit_pass() {
-    let limit = || Quota::per_minute(2).name("no-wait").key(Key::global());
     for (requests, max_wait) in [(5, ms(0)), (0, ms(100)), (0, ms(0)), (5, ms(1))] {
-        let near = in_memory(limit());
-        let far = FixedWindowLayer::new(limit().store(FarStore::new(|| 20)));
-        for layer in [near, far] {
-            let service = boxed(&layer.queue(requests, max_wait));
+        let near = in_memory(Quota::per_minute(2).key(Key::global()));
+        let near = boxed(&near.queue(requests, max_wait));
+        for service in [near, far(Quota::per_minute(2).into(), 20, requests, max_wait)] {
             for expected in [200, 200, 429] {
                 let status = status(service.clone().oneshot(get("/"))).await;
                 assert_eq!(status, expected, "{requests} for {max_wait:?}");
@@ -263,9 +210,7 @@ async fn a_queue_in_which_no_request_may_wait_lets_those_within_the_limit_pass()
 /// Its charge was not even sent.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_not_polled_when_it_is_charged_delays_the_next_by_some_100_ms() {
-    let limit = Quota::per_minute(2).name("not-polled").key(Key::global());
-    let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 5))).queue(9, LONG);
-    let service = boxed(&layer);
+    let service = far(Quota::per_minute(2).into(), 5, 9, LONG);
     let first = spawn(&service, "/");
     sleep(ms(1)).await;
     let mut called = service.clone();
@@ -273,8 +218,7 @@ async fn a_request_that_is_not_polled_when_it_is_charged_delays_the_next_by_some
     sleep(ms(5)).await;
     let start = Instant::now();
     let next = spawn(&service, "/");
-    assert_eq!(first.await.expect("no panic"), 200);
-    assert_eq!(next.await.expect("no panic"), 200);
+    pass([first, next]).await;
     assert!(start.elapsed() <= ms(250), "{:?}", start.elapsed());
     drop(forgotten);
 }
@@ -287,7 +231,7 @@ async fn whoever_is_granted_goes_also_behind_one_that_is_refused() {
     let service = boxed(&layer.queue(2, LONG));
     let requests: Vec<_> =
         ["/5", "/1", "/1", "/1", "/1"].into_iter().map(|path| spawn(&service, path)).collect();
-    sleep(Duration::from_secs(1)).await;
+    sleep(secs(1)).await;
     let waiting = requests.iter().filter(|request| !request.is_finished()).count();
     assert_eq!(waiting, 1);
     assert_eq!(others.peek(Key::global()).await.expect("memory").used(), 10);
@@ -350,9 +294,7 @@ async fn requests_under_other_quotas_wait_for_no_answer_that_has_room() {
         "/hour" => Quota::per_hour(9),
         _ => Quota::per_minute(9),
     });
-    let limit = limit.name("has-room").key(Key::global());
-    let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 20)));
-    let service = boxed(&layer.queue(1, LONG));
+    let service = far(limit, 20, 1, LONG);
     let mut forgotten = Box::pin(service.clone().oneshot(get("/hour")));
     assert!((&mut forgotten).now_or_never().is_none());
     assert_eq!(status(service.clone().oneshot(get("/hour"))).await, 200);
@@ -403,12 +345,9 @@ async fn one_that_was_refused_while_later_ones_were_granted_is_the_first_again()
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_for_a_window_all_get_its_tokens() {
     for (way, at) in [45, 90].into_iter().flat_map(|way| (0..500).map(move |at| (way, at * 2))) {
-        let store = FarStore::new(move || way);
         let limit = Quota::per_second(5).name("all-get").key(Key::global());
-        let others = limit.clone().store(store.memory.clone());
-        let layer = FixedWindowLayer::new(limit.store(store)).queue(9, Duration::from_secs(1));
-        let service = boxed(&layer);
-        assert!(others.charge(Key::global(), 5).await.expect("memory").is_ok());
+        let (_others, layer) = used_by_others(limit, 5, way).await;
+        let service = boxed(&layer.queue(9, secs(1)));
         sleep(ms(at)).await;
         let all = join_all((0..5).map(|_| status(service.clone().oneshot(get("/"))))).await;
         assert_eq!(all, [200; 5], "{way} ms away, at {at}");
@@ -419,37 +358,17 @@ async fn those_who_wait_for_a_window_all_get_its_tokens() {
 #[tokio::test(start_paused = true)]
 async fn a_charge_that_is_not_polled_makes_no_line_longer() {
     let limit = Quota::per_hour(3).name("holds").key(Key::global());
-    let store = FarStore::new(|| 20);
-    let others = limit.clone().store(store.memory.clone());
-    assert!(others.charge(Key::global(), 3).await.expect("memory").is_ok());
-    let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(2, LONG));
+    let (_others, layer) = used_by_others(limit, 3, 20).await;
+    let service = boxed(&layer.queue(2, LONG));
     let call = || Box::pin(service.clone().oneshot(get("/")));
     let (first, mut forgotten) = (tokio::spawn(call()), call());
     sleep(ms(1)).await;
     assert!((&mut forgotten).now_or_never().is_none());
     sleep(ms(500)).await;
     let others: Vec<_> = (0..5).map(|_| tokio::spawn(call())).collect();
-    sleep(Duration::from_secs(10)).await;
+    sleep(secs(10)).await;
     let waiting = others.iter().filter(|request| !request.is_finished()).count();
     assert!(!first.is_finished() && waiting <= 1, "{waiting} wait behind the first");
-}
-
-#[tokio::test(start_paused = true)]
-async fn five_hundred_a_second_pass_over_20_ms_each_way() {
-    let limit = Quota::per_second(1_000).name("many").key(Key::global());
-    let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 20))).queue(100_000, LONG);
-    let passed = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&passed);
-    let service = layer.layer(service_fn(move |request| {
-        counted.fetch_add(1, Ordering::SeqCst);
-        inner(request)
-    }));
-    let requests: Vec<_> =
-        (0..3_000).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    sleep(Duration::from_secs(2)).await;
-    let passed = passed.load(Ordering::SeqCst);
-    assert!((1_000..=2_000).contains(&passed), "{passed}");
-    drop(requests);
 }
 
 fn runtime() -> Runtime {
@@ -487,7 +406,7 @@ async fn a_request_one_of_whose_limits_goes_into_shadow_mode_keeps_its_deadline(
         Quota::new(1, ms(2_000)).name("slow").key(Key::global()),
         Quota::per_second(1).name("fast").key(Key::global()),
     ]);
-    let limits = limits.store(MemoryStore::new().clock(paused_clock()));
+    let limits = limits.store(paused_memory());
     let service = boxed(&FixedWindowLayer::new(&limits).queue(9, ms(1_500)));
     let began = Instant::now();
     assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
@@ -504,19 +423,25 @@ async fn a_request_one_of_whose_limits_goes_into_shadow_mode_keeps_its_deadline(
     assert!(waited <= ms(1_510), "{waited:?}");
 }
 
-/// One limit of several is lifted, or the only one, for good or for a time.
+/// One limit of several is lifted, or the only one, for good or for a time, or goes into shadow mode. In
+/// memory, and far away.
 #[tokio::test(start_paused = true)]
-async fn requests_that_wait_notice_that_their_limit_was_lifted() {
+async fn requests_that_wait_notice_that_their_limit_refuses_no_more() {
     type Lift = fn(&Limiter);
-    let lifts: [Lift; 2] = [
+    let lifts: [Lift; 3] = [
         |limiter| limiter.set_quotas(Plan::UNLIMITED),
         |limiter| limiter.set_quotas_until(Plan::UNLIMITED, UNIX_EPOCH + LONG * 99_999),
+        |limiter| limiter.set_shadow(true),
     ];
     let limit = |name| Quota::per_day(1).name(name).key(Key::global());
-    for lift in lifts {
+    for (lift, far) in lifts.into_iter().flat_map(|lift| [(lift, false), (lift, true)]) {
         for beside in [vec![], vec![Quota::per_day(9).name("beside").key(Key::global())]] {
+            let memory = paused_memory();
             let limits = Limits::new([vec![limit("a")], beside].concat());
-            let limits = limits.store(MemoryStore::new().clock(paused_clock()));
+            let limits = match far {
+                true => limits.store(FarStore::over(memory, || 20)),
+                false => limits.store(memory),
+            };
             let service = boxed(&FixedWindowLayer::new(&limits).queue(9, 2 * LONG));
             assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
             let send = || spawn(&service, "/");
@@ -526,8 +451,8 @@ async fn requests_that_wait_notice_that_their_limit_was_lifted() {
             lift(limits.limiter("a"));
             pass(waiting).await;
             assert!(began.elapsed() < ms(30_000), "{:?}", began.elapsed());
-            let used = limits.limiter("a").with_quotas(Quota::per_day(1)).peek(Key::global());
-            assert_eq!(used.await.expect("memory").used(), 1, "they pass uncounted");
+            let counted = limits.limiter("a").with_quotas(Quota::per_day(1)).peek(Key::global());
+            assert_eq!(counted.await.expect("memory").used(), 1, "they pass uncounted");
         }
     }
 }
@@ -616,36 +541,22 @@ async fn a_request_that_waits_again_holds_no_permit_of_its_service() {
     }
 }
 
-/// A request that has waited is counted by limits in shadow mode also if no other is left.
+/// Also if no other limit is left. A lifted one does not count, and nobody waits for it.
 #[tokio::test(start_paused = true)]
-async fn a_limit_in_shadow_mode_counts_requests_whose_limit_was_lifted() {
-    let limit = |name, tokens| Quota::per_day(tokens).name(name).key(Key::global());
-    let limits = Limits::new([limit("a", 1), limit("b", 9).shadow()]);
-    let limits = limits.store(MemoryStore::new().clock(paused_clock()));
-    let service = boxed(&FixedWindowLayer::new(&limits).queue(9, LONG));
-    assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
-    let waiting = spawn(&service, "/");
-    sleep(ms(10_000)).await;
-    limits.limiter("a").set_quotas(Plan::UNLIMITED);
-    assert_eq!(waiting.await.expect("no panic"), 200);
-    assert_eq!(limits.limiter("b").peek(Key::global()).await.expect("memory").used(), 2);
-}
-
-/// Nobody waits for it, and it does not count either.
-#[tokio::test(start_paused = true)]
-async fn a_limit_in_shadow_mode_that_was_lifted_counts_no_request_that_waits() {
-    let limit = |name, tokens| Quota::per_minute(tokens).name(name).key(Key::global());
-    let limits = Limits::new([limit("a", 1), limit("b", 9).shadow()]);
-    let limits = limits.store(MemoryStore::new().clock(paused_clock()));
-    let service = boxed(&FixedWindowLayer::new(&limits).queue(9, LONG));
-    assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
-    let waiting = spawn(&service, "/");
-    sleep(ms(100)).await;
-    let lifted = limits.limiter("b");
-    lifted.set_quotas(Plan::UNLIMITED);
-    assert_eq!(waiting.await.expect("no panic"), 200);
-    let used = lifted.with_quotas(Quota::per_minute(9)).peek(Key::global());
-    assert_eq!(used.await.expect("memory").used(), 0);
+async fn a_limit_in_shadow_mode_counts_requests_that_have_waited_unless_it_was_lifted() {
+    for (lifted, counted) in [("a", 2), ("b", 0)] {
+        let limit = |name, tokens| Quota::per_minute(tokens).name(name).key(Key::global());
+        let limits = Limits::new([limit("a", 1), limit("b", 9).shadow()]);
+        let limits = limits.store(paused_memory());
+        let service = boxed(&FixedWindowLayer::new(&limits).queue(9, LONG));
+        assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
+        let waiting = spawn(&service, "/");
+        sleep(ms(10_000)).await;
+        limits.limiter(lifted).set_quotas(Plan::UNLIMITED);
+        pass([waiting]).await;
+        let shadow = limits.limiter("b").with_quotas(Quota::per_minute(9));
+        assert_eq!(shadow.peek(Key::global()).await.expect("memory").used(), counted, "{lifted}");
+    }
 }
 
 /// A shadow mode that was over before anybody was polled changes nothing.
@@ -695,14 +606,14 @@ async fn a_limit_with_room_is_no_reason_to_wait_when_the_clock_has_stepped_back(
 }
 
 /// Fails if it takes too long: on another thread, since a poll may never return.
-fn ends<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+pub(crate) fn ends<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let (done, is_done) = channel();
     let thread = thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.expect("a runtime").block_on(test());
         let _ = done.send(());
     });
-    match is_done.recv_timeout(Duration::from_secs(60)) {
+    match is_done.recv_timeout(secs(60)) {
         Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("a poll never returns"),
         _ => thread.join().expect("no panic"),
     }
@@ -750,12 +661,9 @@ fn a_future_that_is_polled_again_after_a_hook_has_panicked_does_not_spin_and_pas
     for (place, far) in [0, 1, 2].into_iter().flat_map(|place| [(place, false), (place, true)]) {
         ends(move || async move {
             let limit = Quota::per_second(1).name("panics").key(Key::global());
-            let memory = MemoryStore::new().clock(paused_clock());
+            let memory = paused_memory();
             let others = limit.clone().store(memory.clone());
-            let layer = match far {
-                true => FixedWindowLayer::new(limit.store(FarStore::over(memory, || 5))),
-                false => FixedWindowLayer::new(limit.store(memory)),
-            };
+            let layer = in_store(limit, memory, far.then_some(5));
             let layer = layer.on_decision(move |_, decision| {
                 assert!(decision.is_allowed() != (place == 0) && place < 2, "on purpose");
             });
@@ -795,12 +703,9 @@ async fn requests_that_nobody_polls_keep_neither_a_turn_nor_tokens() {
     for (kept, full) in [1, 2, 3, 20].into_iter().flat_map(|kept| [(kept, true), (kept, false)]) {
         for far in [false, true] {
             let limit = Quota::per_second(1).name("kept").key(Key::global());
-            let layer = match far {
-                true => FixedWindowLayer::new(limit.store(FarStore::new(|| 5))),
-                false => in_memory(limit),
-            };
+            let layer = in_store(limit, paused_memory(), far.then_some(5));
             let most = if full { kept } else { kept + 9 };
-            let service = boxed(&layer.queue(most, Duration::from_secs(30)));
+            let service = boxed(&layer.queue(most, secs(30)));
             let start = Instant::now();
             assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
             let mut requests = Vec::new();
@@ -828,7 +733,7 @@ async fn a_request_asks_in_its_turn_also_if_a_shadow_mode_ends_while_its_service
         let names = ["a", "b"].into_iter().take(limits);
         let limits =
             Limits::new(names.map(|name| Quota::per_second(1).name(name).key(Key::global())))
-                .store(MemoryStore::new().clock(paused_clock()));
+                .store(paused_memory());
         let layer = FixedWindowLayer::new(&limits).queue(9, LONG);
         let shadow = limits.clone();
         let service = layer.layer(ReadyIf::new(move |_, _| {
@@ -854,9 +759,7 @@ async fn a_request_asks_in_its_turn_also_if_a_shadow_mode_ends_while_its_service
 async fn tokens_of_one_that_is_dropped_while_it_is_charged_are_for_the_next_at_once() {
     for (dropped, before) in (1..=3).flat_map(|dropped| [(dropped, 0), (dropped, 1)]) {
         for after in [1, 5, 25, 39] {
-            let limit = Quota::per_day(dropped + before).name("gone").key(Key::global());
-            let service = FixedWindowLayer::new(limit.store(FarStore::new(|| 20)));
-            let service = boxed(&service.queue(9, LONG));
+            let service = far(Quota::per_day(dropped + before).into(), 20, 9, LONG);
             for _ in 0..before {
                 assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
             }
@@ -879,7 +782,7 @@ fn hundreds_on_four_threads_pass_window_by_window() {
     for far in [false, true] {
         let limit = Quota::new(50, ms(100)).name("threads").key(Key::global());
         let layer = in_store(limit, MemoryStore::new(), far.then_some(3));
-        let service = boxed(&layer.queue(1_000, Duration::from_secs(60)));
+        let service = boxed(&layer.queue(1_000, secs(60)));
         let runtime = Builder::new_multi_thread().worker_threads(4).enable_time().build();
         let runtime = runtime.expect("a runtime");
         let requests: Vec<_> = (0..600)

@@ -1,16 +1,8 @@
 //! Lines of several nodes that share a store, near and far, on tokio's paused clock.
 
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use tokio::time::Instant;
 
-use axum::body::Body;
-use http::{Request, Response};
-use tokio::time::{Instant, sleep};
-use tower::{Layer, ServiceExt, service_fn};
-use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, Quota};
-
-use crate::support::{FarStore, get, paused_clock};
+use crate::prelude::*;
 
 /// How many requests of each node pass in each window of a second. The nodes are so many milliseconds
 /// away, one way, and send so many requests a second.
@@ -20,7 +12,7 @@ async fn passed(
     seconds: u64,
     max_wait: Duration,
 ) -> Vec<Vec<usize>> {
-    let memory = MemoryStore::new().clock(paused_clock());
+    let memory = paused_memory();
     let start = Instant::now();
     let mut tasks = Vec::new();
     let passed = Arc::new(Mutex::new(vec![vec![0; nodes.len()]; 200]));
@@ -43,7 +35,7 @@ async fn passed(
             }
         }));
     }
-    sleep(Duration::from_secs(seconds)).await;
+    sleep(secs(seconds)).await;
     tasks.iter().for_each(|task| task.abort());
     let passed = passed.lock().unwrap();
     passed[..seconds as usize].to_vec()
@@ -62,7 +54,7 @@ async fn each_node_gets_at_least_half_of_its_share() {
         ([50, 50, 300], 3),
     ] {
         let nodes = [1, 10, 40].into_iter().zip(loads).collect::<Vec<_>>();
-        let windows = passed(&nodes, 100, 12, Duration::from_secs(max_wait)).await;
+        let windows = passed(&nodes, 100, 12, secs(max_wait)).await;
         assert!(windows.iter().all(|window| window.iter().sum::<usize>() <= 100), "{windows:?}");
         // The first one goes to who comes first, and the last one is not over for all.
         let total = |node: usize| windows[1..11].iter().map(|of| of[node]).sum::<usize>();

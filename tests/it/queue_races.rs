@@ -1,28 +1,18 @@
-//! Hang-ups, panics and newcomers at the worst moments of a queue.
+//! Hang-ups, late services and stores that fail at the worst moments of a queue.
 
-use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Wake, Waker};
-use std::thread;
-use std::time::Duration;
+use std::task::Wake;
 
-use axum::body::Body;
-use futures_util::FutureExt;
-use http::{Request, StatusCode};
-use tokio::time::{Instant, sleep, sleep_until};
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::{FixedWindowLayer, Key, MemoryStore, OnStoreFailure, Quota};
+use tokio::time::{Instant, sleep_until};
 
-use crate::queue::{Served, answered, noting, send};
-use crate::support::{FarStore, Mood, ReadyIf, TestStore, get, inner, limiter_of, paused_clock};
+use crate::prelude::*;
+use crate::queue::{Served, answered, noting};
+use crate::queue_faults::ends;
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = secs(60);
 
 fn one_a_second() -> FixedWindowLayer {
-    let store = MemoryStore::new().clock(paused_clock());
+    let store = paused_memory();
     FixedWindowLayer::new(Quota::per_second(1).key(Key::global()).store(store))
 }
 
@@ -44,35 +34,25 @@ impl Wake for Ending {
 
 #[test]
 fn a_waiter_may_be_dropped_by_its_own_waker() {
-    let (done, is_done) = channel();
-    thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .start_paused(true)
-            .build()
-            .expect("a runtime");
-        runtime.block_on(async {
-            let service = one_a_second().queue(5, LONG).layer(service_fn(inner));
-            let Ok(_) = service.clone().oneshot(get("/")).await;
-            let mut first = Box::pin(service.clone().oneshot(get("/")));
-            assert!((&mut first).now_or_never().is_none());
-            let second = service.oneshot(get("/")).map(|_| ());
-            let task: Task = Mutex::new(Some(Box::pin(second)));
-            let second = Arc::new(Ending { task, ended: AtomicBool::new(false) });
-            let waker = Waker::from(Arc::clone(&second));
-            let poll = || {
-                let mut task = second.task.lock().unwrap();
-                task.as_mut().unwrap().as_mut().poll(&mut Context::from_waker(&waker))
-            };
-            assert!(poll().is_pending(), "it waits for its window");
-            sleep(Duration::from_millis(1_050)).await;
-            assert!(poll().is_pending(), "the first one goes first");
-            second.ended.store(true, Ordering::SeqCst);
-            first.await.expect("infallible");
-        });
-        done.send(()).expect("somebody waits");
+    ends(|| async {
+        let service = one_a_second().queue(5, LONG).layer(service_fn(inner));
+        let Ok(_) = service.clone().oneshot(get("/")).await;
+        let mut first = Box::pin(service.clone().oneshot(get("/")));
+        assert!((&mut first).now_or_never().is_none());
+        let second = service.oneshot(get("/")).map(|_| ());
+        let task: Task = Mutex::new(Some(Box::pin(second)));
+        let second = Arc::new(Ending { task, ended: AtomicBool::new(false) });
+        let waker = Waker::from(Arc::clone(&second));
+        let poll = || {
+            let mut task = second.task.lock().unwrap();
+            task.as_mut().unwrap().as_mut().poll(&mut Context::from_waker(&waker))
+        };
+        assert!(poll().is_pending(), "it waits for its window");
+        sleep(ms(1_050)).await;
+        assert!(poll().is_pending(), "the first one goes first");
+        second.ended.store(true, Ordering::SeqCst);
+        first.await.expect("infallible");
     });
-    is_done.recv_timeout(Duration::from_secs(20)).expect("it does not wait for itself");
 }
 
 /// A service that is ready from a time on.
@@ -100,9 +80,9 @@ async fn a_late_request_that_is_served_holds_up_no_other() {
     let Ok(_) = service.clone().oneshot(get("/first")).await;
     let mut late = Box::pin(service.clone().oneshot(get("/late")));
     assert!((&mut late).now_or_never().is_none());
-    sleep_until(start + Duration::from_millis(4_500)).await;
+    sleep_until(start + ms(4_500)).await;
     let late = tokio::spawn(late);
-    sleep_until(start + Duration::from_millis(6_500)).await;
+    sleep_until(start + ms(6_500)).await;
     let Ok(_) = service.oneshot(get("/next")).await;
     assert_eq!(start.elapsed().as_millis(), 6_500);
     let Ok(_) = late.await.expect("no panic");
@@ -116,30 +96,11 @@ async fn a_late_request_is_reported_once() {
     let layer = one_a_second()
         .on_decision(move |_, _| _ = counted.fetch_add(1, Ordering::SeqCst))
         .queue(5, LONG);
-    let mut service = layer.layer(ready_at(start + Duration::from_millis(4_500)));
+    let mut service = layer.layer(ready_at(start + ms(4_500)));
     let Ok(_) = service.call(get("/first")).await;
     let Ok(late) = service.call(get("/late")).await;
     assert_eq!((late.status(), start.elapsed().as_millis() / 100), (StatusCode::OK, 45));
     assert_eq!(reports.load(Ordering::SeqCst), 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_newcomer_goes_before_a_request_that_was_not_polled_in_its_turn() {
-    let (start, served) = (Instant::now(), Served::default());
-    let service = noting(&one_a_second().queue(2, LONG), &served);
-    let Ok(_) = service.clone().oneshot(get("/first")).await;
-    let mut late = Box::pin(service.clone().oneshot(get("/late")));
-    assert!((&mut late).now_or_never().is_none());
-    sleep_until(start + Duration::from_millis(4_500)).await;
-    let mut requests = Vec::new();
-    for path in ["/a", "/b"] {
-        requests.push(tokio::spawn(service.clone().oneshot(get(path))));
-        tokio::task::yield_now().await;
-    }
-    let Ok(_) = late.await;
-    answered(requests).await;
-    let order: Vec<_> = served.lock().unwrap().iter().map(|(path, _)| path.clone()).collect();
-    assert_eq!(order, ["/first", "/a", "/late", "/b"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,11 +110,11 @@ async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
         Quota::per_second(400).name("far").key(Key::global()).store(FarStore::new(|| 5)),
     )
     .queue(200, LONG);
-    let mut ready = layer.layer(ready_at(start + Duration::from_millis(2_500)));
+    let mut ready = layer.layer(ready_at(start + ms(2_500)));
     let service = layer.layer(service_fn(inner));
     // The service is not ready for them.
     let late: Vec<_> = (0..105).map(|_| tokio::spawn(ready.call(get("/")))).collect();
-    sleep_until(start + Duration::from_millis(2_400)).await;
+    sleep_until(start + ms(2_400)).await;
     let mut last = Vec::new();
     for i in 0..1_000 {
         let request = service.clone().oneshot(get("/"));
@@ -162,68 +123,14 @@ async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
             let Ok(_) = request.await;
             (i, sent.elapsed())
         }));
-        sleep(Duration::from_millis(3)).await;
+        sleep(ms(3)).await;
     }
     answered(late).await;
     for request in last {
         let (i, took) = request.await.expect("no panic");
         // There and back behind another charge, and once more where a window ends on the way.
-        assert!(i < 500 || took <= Duration::from_millis(30), "the {i}th took {took:?}");
+        assert!(i < 500 || took <= ms(30), "the {i}th took {took:?}");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn leaving_the_queue_frees_a_place_in_that_window_only() {
-    let served = Served::default();
-    let service = noting(&one_a_second().queue(5, LONG), &served);
-    let mut requests = Vec::new();
-    for _ in 0..4 {
-        requests.extend(send(&service, 1));
-        sleep(Duration::from_millis(10)).await;
-    }
-    requests.remove(1).abort();
-    sleep(Duration::from_millis(10)).await;
-    requests.extend(send(&service, 1));
-    answered(requests).await;
-    let seconds: Vec<_> = served.lock().unwrap().iter().map(|(_, at)| at / 1_000).collect();
-    assert!(seconds.windows(2).all(|two| two[0] < two[1]), "two in one second: {seconds:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_panic_in_a_closure_ends_only_its_own_request() {
-    let notes = Served::default();
-    let layer = one_a_second()
-        .on_decision(|parts, _| assert_ne!(parts.uri.path(), "/panics", "on purpose"))
-        .queue(5, LONG);
-    let service = noting(&layer, &notes);
-    let mut requests = Vec::new();
-    for path in ["/first", "/panics", "/next"] {
-        requests.push(tokio::spawn(service.clone().oneshot(get(path))));
-        tokio::task::yield_now().await;
-    }
-    let ends: Vec<_> = futures_util::future::join_all(requests).await;
-    assert_eq!(ends.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true]);
-    let expected = [("/first", 0), ("/next", 2_000)];
-    assert_eq!(*notes.lock().unwrap(), expected.map(|(path, at)| (path.to_owned(), at)));
-}
-
-/// Each delays those behind it by a tenth of a second, once.
-#[tokio::test(start_paused = true)]
-async fn three_requests_that_are_not_polled_delay_the_fourth_by_three_tenths() {
-    let notes = Served::default();
-    let layer = one_a_second().queue(9, LONG);
-    let service = noting(&layer, &notes);
-    let Ok(_) = service.clone().oneshot(get("/first")).await;
-    let mut forgotten = Vec::new();
-    for _ in 0..3 {
-        let mut request = Box::pin(service.clone().oneshot(get("/forgotten")));
-        assert!((&mut request).now_or_never().is_none());
-        forgotten.push(request);
-    }
-    let live = ["/a", "/b"].map(|path| tokio::spawn(service.clone().oneshot(get(path))));
-    answered(live).await;
-    let expected = [("/first", 0), ("/a", 1_300), ("/b", 2_000)];
-    assert_eq!(*notes.lock().unwrap(), expected.map(|(path, at)| (path.to_owned(), at)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -239,7 +146,7 @@ async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
         let Ok(_) = service.clone().oneshot(get("/0")).await;
         let waiting: Vec<_> =
             (1..6).map(|i| tokio::spawn(service.clone().oneshot(get(&format!("/{i}"))))).collect();
-        sleep(Duration::from_secs(1)).await;
+        sleep(secs(1)).await;
         store.set(Mood::FailsLater);
         limiter.set_quotas(Quota::per_minute(2));
         for request in waiting {
@@ -257,10 +164,7 @@ async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
 async fn requests_pass_over_a_way_that_is_longer_than_the_window() {
     let notes = Served::default();
     let layer = FixedWindowLayer::new(
-        Quota::new(5, Duration::from_millis(20))
-            .name("far")
-            .key(Key::global())
-            .store(FarStore::new(|| 30)),
+        Quota::new(5, ms(20)).name("far").key(Key::global()).store(FarStore::new(|| 30)),
     )
     .queue(99, LONG);
     let service = noting(&layer, &notes);
@@ -268,4 +172,73 @@ async fn requests_pass_over_a_way_that_is_longer_than_the_window() {
         (0..20).map(|i| tokio::spawn(service.clone().oneshot(get(&format!("/{i:02}"))))).collect();
     answered(requests).await;
     assert!(notes.lock().unwrap().is_sorted());
+}
+
+/// A service that is ready while it is open.
+#[derive(Default)]
+struct Gate {
+    closed: bool,
+    wakers: Vec<Waker>,
+}
+
+/// Four requests of each of two users, a millisecond apart, to a service that is closed from half a
+/// second on until a time. Those that wait for it are woken in their order, or in reverse. Returns the
+/// paths that are called, with the half second of each.
+async fn served(layer: &FixedWindowLayer, open_at: u64, reversed: bool) -> Vec<(String, u64)> {
+    let (gate, start) = (Arc::new(Mutex::new(Gate::default())), Instant::now());
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let (of_service, notes) = (Arc::clone(&gate), Arc::clone(&served));
+    let inner = ReadyIf::new(move |cx, _| {
+        let mut gate = of_service.lock().unwrap();
+        if gate.closed {
+            gate.wakers.push(cx.waker().clone());
+        }
+        !gate.closed
+    });
+    let service = layer.layer(inner.map_request(move |request: Request<Body>| {
+        let half_second = start.elapsed().as_millis() as u64 / 500;
+        notes.lock().unwrap().push((request.uri().path().to_owned(), half_second));
+        request
+    }));
+    let mut requests = Vec::new();
+    for (i, user) in (0..4).flat_map(|i| [(i, "alice"), (i, "bob")]) {
+        let request = Request::get(format!("/{user}/{i}")).header("x-user", user);
+        let request = request.body(Body::empty()).expect("valid");
+        requests.push(tokio::spawn(service.clone().oneshot(request)));
+        sleep(ms(1)).await;
+    }
+    sleep_until(start + ms(500)).await;
+    gate.lock().unwrap().closed = true;
+    sleep_until(start + ms(open_at)).await;
+    let mut wakers = std::mem::take(&mut *gate.lock().unwrap()).wakers;
+    if reversed {
+        wakers.reverse();
+    }
+    wakers.into_iter().for_each(Waker::wake);
+    answered(requests).await;
+    let served = served.lock().unwrap();
+    served.clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_requests_pass_one_per_window_in_order_of_arrival_and_hold_up_no_other_key() {
+    for (open_at, times) in [(4_500, [0, 9, 10, 12]), (7_300, [0, 14, 16, 18])] {
+        for (reversed, far) in [(false, false), (true, false), (false, true), (true, true)] {
+            let limit = Quota::per_second(1).name("tested").key(header("x-user"));
+            let layer = FixedWindowLayer::new(match far {
+                true => limit.store(FarStore::new(|| 3)),
+                false => limit.store(paused_memory()),
+            });
+            let layer = layer.queue(3, secs(60));
+            let served = served(&layer, open_at, reversed).await;
+            for user in ["alice", "bob"] {
+                let of_user = served.iter().filter(|(path, _)| path.contains(user));
+                let expected = (0..).zip(times).map(|(i, at)| (format!("/{user}/{i}"), at));
+                let expected: Vec<_> = expected.collect();
+                assert_eq!(of_user.cloned().collect::<Vec<_>>(), expected, "{reversed}, {far}");
+                let used = limiter_of(&layer).peek(Key::secret(user)).await.expect("memory").used();
+                assert!(used <= 1, "each is charged once");
+            }
+        }
+    }
 }

@@ -2,29 +2,17 @@
 //! keys, costs, plans, live changes, disconnects, services that are late, one to three nodes near and
 //! far. Never does more pass than a quota grants in any of its windows (that in which the store has
 //! charged a request), requests of a key pass in order of arrival where the store answers at once, none
-//! waits for too long, and no token is lost.
+//! waits for too long, and no token is lost. Where nothing but time decides, each goes when it is due.
 //!
 //! A million requests with `FULL_SIZE=1`, from another seed each time.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
-use std::time::{Duration, UNIX_EPOCH};
 
-use axum::body::Body;
 use fastrand::Rng;
-use http::{Request, Response};
-use tokio::time::{Instant, sleep, sleep_until};
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::header;
-use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, Limit, Limits, MemoryStore, Quota, Quotas, Store, Usage,
-};
+use tokio::time::{Instant, sleep_until};
+use tower_fixed_window::{Store, Usage};
 
-use crate::support::{FarStore, MINUTE_MS, inner, paused_clock};
+use crate::prelude::*;
 
 const LINES: &str = "random-lines";
 const ALL: &str = "all";
@@ -131,6 +119,8 @@ struct Setup {
     requests: u64,
     /// Milliseconds in which they arrive.
     within: u64,
+    /// Nothing but time decides who passes when.
+    exact: bool,
 }
 
 impl Setup {
@@ -145,53 +135,43 @@ impl Setup {
             n => std::iter::repeat_with(|| Some(rng.u64(1..=90))).take(n as usize).collect(),
         };
         let all = (rng.u64(..3) == 0).then(|| (rng.u64(6..=20), WINDOWS[rng.usize(..3)]));
+        let exact = rng.u64(..4) == 0;
+        let mut is = |one_in: u64| rng.u64(..one_in) == 0 && !exact;
+        let [costs, disconnects] = [is(2), is(2)];
+        let [plans, changes, stalls, panics] = [is(4), is(4), is(4), is(4)];
+        let [late, jitter] = [is(3), is(3)];
         Self {
             quotas,
-            all,
-            nodes,
+            all: all.filter(|_| !exact),
+            nodes: if exact { vec![None] } else { nodes },
             max_wait: [500, 3_000, 10_000, 60_000][rng.usize(..4)],
-            most: [2, 20, 1_000][rng.usize(..3)],
-            costs: rng.bool(),
-            plans: rng.u64(..4) == 0,
-            changes: rng.u64(..4) == 0,
-            disconnects: rng.bool(),
-            late: rng.u64(..3) == 0,
-            jitter: rng.u64(..3) == 0,
-            stalls: rng.u64(..4) == 0,
-            panics: rng.u64(..4) == 0,
+            most: if exact { 1_000 } else { [2, 20, 1_000][rng.usize(..3)] },
+            costs,
+            plans,
+            changes,
+            disconnects,
+            late,
+            jitter,
+            stalls,
+            panics,
             requests: rng.u64(5..120),
             within: [0, 300, 3_000, 20_000][rng.usize(..4)],
+            exact,
         }
     }
 
     fn quotas(&self, factor: u64) -> Quotas {
-        let quota =
-            |&(limit, window): &(u64, u64)| Quota::new(limit * factor, Duration::from_secs(window));
+        let quota = |&(limit, window): &(u64, u64)| Quota::new(limit * factor, secs(window));
         let quotas = self.quotas[1..].iter().map(quota);
         quotas.fold(quota(&self.quotas[0]).into(), Quotas::and)
-    }
-
-    /// Nothing but time decides who passes when.
-    fn is_exact(&self) -> bool {
-        !(self.costs
-            || self.plans
-            || self.changes
-            || self.disconnects
-            || self.late
-            || self.stalls
-            || self.panics)
-            && self.all.is_none()
-            && self.nodes == [None]
-            && self.max_wait == 60_000
-            && self.most == 1_000
     }
 }
 
 async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     let start = Instant::now();
-    let memory = MemoryStore::new().clock(paused_clock());
+    let memory = paused_memory();
     let world: Arc<Mutex<World>> = Arc::default();
-    let max_wait = Duration::from_millis(setup.max_wait);
+    let max_wait = ms(setup.max_wait);
     let layers: Vec<_> = setup
         .nodes
         .iter()
@@ -207,8 +187,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
                 .key(header("x-key"))
                 .cost_fn(|parts| number(&parts.headers, "x-cost"));
             let all = setup.all.map(|(limit, window)| {
-                let all =
-                    Quota::new(limit, Duration::from_secs(window)).name(ALL).key(Key::global());
+                let all = Quota::new(limit, secs(window)).name(ALL).key(Key::global());
                 all.cost_fn(|parts| number(&parts.headers, "x-cost"))
             });
             let limits: Vec<_> = [limit].into_iter().chain(all).collect();
@@ -252,14 +231,12 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
             .body(Body::empty())
             .expect("a request");
         let (mut service, arrived) = (services[node].clone(), Arc::clone(&arrived));
-        let gone = Duration::from_millis(rng.u64(..setup.max_wait.min(20_000)));
+        let gone = ms(rng.u64(..setup.max_wait.min(20_000)));
         let gone = (setup.disconnects && rng.u64(..4) == 0).then_some(gone);
         let mut some = |yes: bool| yes && rng.u64(..5) == 0;
         let (panics, stall) = (some(setup.panics), some(setup.stalls));
-        let stall = stall.then(|| {
-            (Duration::from_millis(rng.u64(..500)), Duration::from_millis(rng.u64(..3_000)))
-        });
-        let at = start + Duration::from_millis(*at);
+        let stall = stall.then(|| (ms(rng.u64(..500)), ms(rng.u64(..3_000))));
+        let at = start + ms(*at);
         tasks.push(async move {
             sleep_until(at).await;
             let Ok(service) = service.ready().await;
@@ -294,7 +271,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     }
     let others = if setup.late || setup.changes { 12 } else { 0 };
     for _ in 0..others {
-        sleep(Duration::from_millis(rng.u64(..4_000))).await;
+        sleep(ms(rng.u64(..4_000))).await;
         if setup.late {
             let mut world = world.lock().unwrap();
             world.busy = !world.busy;
@@ -311,23 +288,23 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
         std::mem::take(&mut world.wakers).into_iter().for_each(Waker::wake);
     }
     for (number, request) in requests.into_iter().enumerate() {
-        let answer = tokio::time::timeout(Duration::from_secs(200), request).await;
+        let answer = tokio::time::timeout(secs(200), request).await;
         let answer = answer.expect("it hangs");
         assert!(setup.panics || answer.is_ok());
         let Ok(Some((status, took))) = answer else { continue };
         // Several limits in that store are charged one after the other.
         let trips = if setup.all.is_some() { 1_000 } else { 500 };
         let stalled = if setup.stalls { 3_500 } else { 0 };
-        let bound = max_wait + Duration::from_millis(trips + stalled);
+        let bound = max_wait + ms(trips + stalled);
         assert!(took <= bound, "{number} took {took:?}: {status}");
     }
     let calls = world.lock().unwrap().calls.clone();
     check(setup, &calls);
-    if setup.is_exact() {
+    if setup.exact {
         exact(setup, &arrivals, &calls);
     }
     // Tokens taken for requests that are gone were returned.
-    sleep(Duration::from_millis(400)).await;
+    sleep(ms(400)).await;
     let now = start.elapsed().as_millis() as u64;
     let limiter = Limit::new(setup.quotas(2)).name(LINES).store(memory.clone());
     for key in 0..2 {
@@ -345,7 +322,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
         }
     }
     if let Some((limit, window)) = setup.all {
-        let quota = Quota::new(limit, Duration::from_secs(window));
+        let quota = Quota::new(limit, secs(window));
         let limiter = quota.name(ALL).store(memory);
         let used = limiter.peek(Key::global()).await.expect("memory").used();
         let is_now = |call: &&Call| call.window(ALL, 0, window) == now / 1_000 / window;
@@ -451,8 +428,8 @@ async fn those_that_wait_use_each_window_up_whatever_happens_to_others() {
         let mut rng = Rng::with_seed(seed);
         let (limit, window) = (rng.u64(1..=6), [500, 2_000, 5_000][rng.usize(..3)]);
         let way = [0, 5, 40][rng.usize(..3)];
-        let quota = Quota::new(limit, Duration::from_millis(window)).name("used-up");
-        let memory = MemoryStore::new().clock(paused_clock());
+        let quota = Quota::new(limit, ms(window)).name("used-up");
+        let memory = paused_memory();
         let own = quota.clone().store(memory.clone());
         let start = Instant::now();
         let in_queue = quota.key(Key::global());
@@ -460,7 +437,7 @@ async fn those_that_wait_use_each_window_up_whatever_happens_to_others() {
             0 => in_queue.store(memory),
             way => in_queue.store(FarStore::over(memory, move || way)),
         });
-        let layer = layer.queue(1_000, Duration::from_secs(600));
+        let layer = layer.queue(1_000, secs(600));
         let service = layer.layer(service_fn(inner));
         let (mut live, mut kept) = (Vec::new(), Vec::new());
         for _ in 0..rng.u64(10..60) {
@@ -477,19 +454,19 @@ async fn those_that_wait_use_each_window_up_whatever_happens_to_others() {
                         });
                         some.await;
                         if !drops {
-                            sleep(Duration::from_secs(1_000)).await;
+                            sleep(secs(1_000)).await;
                         }
                     }));
                 }
                 _ => live.push(tokio::spawn(call)),
             }
             if rng.bool() {
-                sleep(Duration::from_millis(rng.u64(..300))).await;
+                sleep(ms(rng.u64(..300))).await;
             }
         }
         let mut idle = 0;
         while live.iter().any(|request| !request.is_finished()) {
-            sleep(Duration::from_millis(10)).await;
+            sleep(ms(10)).await;
             let used = own.peek(Key::global()).await.expect("memory").used();
             idle = if used < limit { idle + 10 } else { 0 };
             let patience = 200 + 110 * kept.len() as u64 + 4 * way;
