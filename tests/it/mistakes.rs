@@ -307,7 +307,7 @@ fn a_proxy_that_appears_after_other_requests_is_noticed() {
     for case in [0, 1] {
         let log = logged_in_case(case, async |case| {
             let (without, with_proxy) = [(1, 1), (10_000, 256)][case];
-            let layer = limited(&limited_by(peer_ip()));
+            let layer = limited(limited_by(peer_ip()));
             for _ in 0..without {
                 let _ = layer.clone().oneshot(from("10.0.0.5")).await;
             }
@@ -597,7 +597,7 @@ fn user_or_peer() -> FixedWindowLayer {
 #[test]
 fn a_fallback_that_all_requests_take_is_noticed_after_a_thousand() {
     let log = logged(async || {
-        let layer = limited(&user_or_peer());
+        let layer = limited(user_or_peer());
         for _ in 0..3_000 {
             let _ = layer.clone().oneshot(from("192.0.2.7")).await;
         }
@@ -613,7 +613,7 @@ fn a_fallback_that_all_requests_take_is_noticed_after_a_thousand() {
 #[test]
 fn a_fallback_that_some_requests_take_is_no_mistake() {
     let log = logged(async || {
-        let layer = limited(&user_or_peer());
+        let layer = limited(user_or_peer());
         for i in 0..3_000 {
             let mut request = from("192.0.2.7");
             if i == 900 {
@@ -621,7 +621,7 @@ fn a_fallback_that_some_requests_take_is_no_mistake() {
             }
             let _ = layer.clone().oneshot(request).await;
         }
-        let by_header = limited(&limited_by(header("x-api-key").or(peer_ip())));
+        let by_header = limited(limited_by(header("x-api-key").or(peer_ip())));
         for _ in 0..3_000 {
             let _ = by_header.clone().oneshot(from("192.0.2.7")).await;
         }

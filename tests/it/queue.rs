@@ -12,7 +12,7 @@ use crate::prelude::*;
 /// Layers of one limit, two and three, of which this one may refuse. Each is built when it is asked
 /// for: then its clock shows the start of a minute.
 fn in_memory(limit: Limit) -> impl Iterator<Item = FixedWindowLayer> {
-    in_stores(limit, || paused_memory())
+    in_stores(limit, paused_memory)
 }
 
 fn far_away(limit: Limit) -> impl Iterator<Item = FixedWindowLayer> {
