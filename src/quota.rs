@@ -63,7 +63,7 @@ const FIRST_DAY: &str = "a week begins on a weekday, a month on a day from 1 to 
 /// on Monday at 00:00. [`starting_at`](Self::starting_at), [`staggered`](Self::staggered) and
 /// [`from_first_request`](Self::from_first_request) choose other starts.
 ///
-/// Days, weeks, months and years can follow a contract, with a time zone and a chosen first day:
+/// Days, weeks, months and years can have a time zone and a chosen first day:
 ///
 /// ```
 /// # #[cfg(feature = "time-zones")] {
@@ -313,6 +313,7 @@ impl Quota {
     #[cfg(feature = "time-zones")]
     #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
     #[track_caller]
+    #[doc(alias = "time_zone")]
     pub fn in_zone(self, name: &str) -> Self {
         match self.in_named_zone(name) {
             Ok(quota) => quota,

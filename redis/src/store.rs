@@ -113,7 +113,7 @@ impl RedisStore {
 
     /// Creates a store that connects with a closure, if no other constructor fits. The closure is
     /// called again when a connection is lost, is silent, or leads to a replica, even while an
-    /// earlier call is in flight. It has 1.5 s, or up to 5 s after calls that took longer.
+    /// earlier call is in flight. It may take 1.5 s, or up to 5 s after calls that took longer.
     ///
     /// ```no_run
     /// # use tower_fixed_window_redis::RedisStore;

@@ -55,6 +55,7 @@ impl ClientIp {
     /// [`trusting_hops`](Self::trusting_hops). To return an error for an entry of a configuration
     /// file, parse it as `ipnet::IpNet` or `IpAddr` first.
     #[track_caller]
+    #[doc(alias = "trusted_proxies")]
     pub fn trusting(mut self, networks: impl IntoNetworks) -> Self {
         let networks = match networks.parse() {
             Ok(networks) => networks,

@@ -388,7 +388,7 @@ impl From<[u8; 16]> for Key {
 
 macro_rules! from_numbers {
     ($($t:ty),*) => {$(
-        /// Numbers are the same key whatever their type: `7_u32` is `7_i64`.
+        /// Equal numbers are one key, whatever their type: `7_u32` is `7_i64`.
         impl From<$t> for Key {
             #[allow(unused_comparisons, reason = "some of the types are unsigned")]
             fn from(number: $t) -> Self {

@@ -99,8 +99,8 @@ impl Limiter {
         moved
     }
 
-    /// Returns a limiter for the same counters under other quotas, such as a customer's plan:
-    /// [`Line::with_quotas`](crate::Line::with_quotas) for all charges.
+    /// Returns a limiter for the same counters under other quotas, such as a customer's plan, as
+    /// [`Line::with_quotas`](crate::Line::with_quotas) does for one charge.
     #[must_use]
     pub fn with_quotas(&self, quotas: impl Into<Quotas>) -> Self {
         let quotas = quotas.into();

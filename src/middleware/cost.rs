@@ -23,7 +23,7 @@ use crate::sync::{Mutex, in_this_runtime, lock};
 /// response.extensions_mut().insert(TrueCost::of("tokens", 812).and("cents", 4));
 /// ```
 ///
-/// A limit that the report does not name keeps its charge. A name that no settled limit has changes
+/// A limit that the report does not name keeps its charge. A name of no settled limit changes
 /// nothing, and is logged once.
 ///
 /// For a streamed body, move a [`CostMeter`] into the stream. The charge is corrected when the

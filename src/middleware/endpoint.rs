@@ -45,7 +45,7 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// A request without a key gets a 400 or 500, as from the layers. If a store fails, the response is
 /// a 503 with `retry-after`. All limits are read concurrently.
 ///
-/// The reads are not counted. In memory they are cheap, so the route can be free, as at GitHub
+/// The reads are not counted. In memory they are cheap, so the route needs no limit, as at GitHub
 /// (`examples/github.rs`). In a remote store, they are a call for each limit: give the route a
 /// limit of its own there, by address and in memory.
 #[derive(Clone)]

@@ -83,7 +83,6 @@ use crate::queue::{ByKey, Queue};
 /// no name, so give the field the type of a function pointer, `FixedWindowLayer<fn(&Parts,
 /// &Rejection<'_>) -> Response>`, and call `on_reject` last: before another setter, the compiler
 /// infers the closure's own type.
-#[doc(alias = "throttle")]
 #[doc(alias = "RateLimitLayer")]
 #[must_use = "a layer does nothing until it is applied to a service"]
 pub struct FixedWindowLayer<J = ProblemJson> {

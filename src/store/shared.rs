@@ -179,7 +179,7 @@ pub struct Write {
 
 /// The [`Store`] over [`Counters`]: it reads the counters of charges, decides, and writes. If a
 /// counter has changed meanwhile, and has no [room](Write::room), it decides again. On a busy node,
-/// charges that pass by what it has written last are written at once.
+/// charges that fit what it wrote last are written without a read.
 ///
 /// Charges and corrections that wait at the same time share calls, up to 128 counters in each, and
 /// those of one counter share one write. The distance to the database limits the number of calls in
