@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
+use jiff::civil::{Date, date};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan};
 use tower_fixed_window::store::{Account, Adjust, Charge, Scope, State, Windows};
@@ -25,41 +26,6 @@ const DAY: i64 = 86_400;
 const DAYS: (i64, i64) = (-365, 48_213);
 /// From 1970 to 2100.
 const CHECKED: (i64, i64) = (0, 4_133_980_800);
-
-/// A day of the civil calendar, walked to from 1 January 1969, a Wednesday.
-#[derive(Clone, Copy)]
-struct Civil {
-    year: i64,
-    month: u8,
-    day: u8,
-    /// From Monday, 0.
-    weekday: u8,
-}
-
-impl Civil {
-    const START: Self = Self { year: 1969, month: 1, day: 1, weekday: 2 };
-
-    fn length(year: i64, month: u8) -> u8 {
-        match month {
-            2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
-            2 => 28,
-            4 | 6 | 9 | 11 => 30,
-            _ => 31,
-        }
-    }
-
-    fn next(self) -> Self {
-        let Self { mut year, mut month, mut day, weekday } = self;
-        day += 1;
-        if day > Self::length(year, month) {
-            (month, day) = (month + 1, 1);
-        }
-        if month > 12 {
-            (year, month) = (year + 1, 1);
-        }
-        Self { year, month, day, weekday: (weekday + 1) % 7 }
-    }
-}
 
 /// The first day of a quota's windows.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +52,7 @@ impl First {
         all.extend((0..7).map(Self::Week));
         all.extend((1..=31).map(Self::Month));
         for month in 1..=12 {
-            all.extend((1..=Civil::length(2000, month)).map(|day| Self::Year(month, day)));
+            all.extend((1..=length(date(2000, month, 1))).map(|day| Self::Year(month as u8, day)));
         }
         all
     }
@@ -111,22 +77,27 @@ impl First {
     }
 
     /// Whether it is the first day of a window, and in no shorter month another one.
-    fn is_exactly(self, day: Civil) -> bool {
+    fn is_exactly(self, day: Date) -> bool {
         match self {
-            Self::Month(first) | Self::Year(_, first) => self.is(day) && day.day == first,
+            Self::Month(first) | Self::Year(_, first) => self.is(day) && day.day() as u8 == first,
             _ => self.is(day),
         }
     }
 
-    fn is(self, day: Civil) -> bool {
-        let last = Civil::length(day.year, day.month);
+    fn is(self, day: Date) -> bool {
+        let is_day = |first: u8| day.day() as u8 == first.min(length(day));
         match self {
             Self::Day => true,
-            Self::Week(weekday) => day.weekday as usize == weekday,
-            Self::Month(first) => day.day == first.min(last),
-            Self::Year(month, first) => day.month == month && day.day == first.min(last),
+            Self::Week(weekday) => day.weekday().to_monday_zero_offset() as usize == weekday,
+            Self::Month(first) => is_day(first),
+            Self::Year(month, first) => day.month() as u8 == month && is_day(first),
         }
     }
+}
+
+/// The days of a month.
+fn length(day: Date) -> u8 {
+    day.days_in_month() as u8
 }
 
 /// When each day begins, from the first of [`DAYS`] on, at a time of day, in seconds.
@@ -166,7 +137,7 @@ fn days(zone: &TimeZone, time: i64) -> Vec<i64> {
 /// Checks all windows of a quota, and some distances between them.
 fn check(name: &str, zone: &TimeZone, (first, time): (First, i64), days: &[i64], random: &mut Rng) {
     let mut starts: Vec<(i64, i64)> = Vec::new();
-    let mut civil = Civil::START;
+    let mut civil = date(1969, 1, 1);
     // Of these, one is chosen for the instant of the quota.
     let mut exact = Vec::new();
     for (n, begins) in days.iter().enumerate() {
@@ -183,7 +154,7 @@ fn check(name: &str, zone: &TimeZone, (first, time): (First, i64), days: &[i64],
                 _ => starts.push((DAYS.0 + n as i64, *begins)),
             }
         }
-        civil = civil.next();
+        civil = civil.tomorrow().expect("in range");
     }
     let quota = match time {
         0 => first.quota(1),
@@ -293,8 +264,7 @@ fn months_of_far_years_begin_by_the_last_rules_of_their_zone() {
             .flat_map(|year| (1..=11).map(move |month| (year, month)))
         {
             let first_of = |month| {
-                let first =
-                    jiff::civil::date(year, month, 1).to_zoned(zone.clone()).expect("a time");
+                let first = date(year, month, 1).to_zoned(zone.clone()).expect("a time");
                 SystemTime::from(first.timestamp())
             };
             let (start, end) = (first_of(month), first_of(month + 1));
@@ -317,8 +287,8 @@ fn months_of_far_years_begin_by_the_last_rules_of_their_zone() {
 /// The store remembers which window runs now, for each calendar that it has seen.
 #[test]
 fn each_first_day_has_windows_of_its_own() {
-    let now = jiff::civil::date(2023, 11, 14);
-    let at = |date: jiff::civil::Date| date.to_zoned(TimeZone::UTC).expect("a time").timestamp();
+    let now = date(2023, 11, 14);
+    let at = |day: Date| day.to_zoned(TimeZone::UTC).expect("a time").timestamp();
     let clock = ManualClock::at_ms(at(now).as_millisecond() as u64);
     let store = MemoryStore::new().clock(clock);
     let months = (1..=31).map(|day| (None, day));
@@ -328,11 +298,11 @@ fn each_first_day_has_windows_of_its_own() {
         let quota = match month {
             None => Quota::per_month(9).from_day(day as u8),
             Some(month) => {
-                let Ok(_) = jiff::civil::Date::new(2024, month, day) else { continue };
+                let Ok(_) = Date::new(2024, month, day) else { continue };
                 Quota::per_year(9).from_date(month as u8, day as u8)
             }
         };
-        let first_of = |from: jiff::civil::Date| {
+        let first_of = |from: Date| {
             let first =
                 from.with().month(month.unwrap_or(from.month())).day(1).build().expect("a day");
             first.with().day(day.min(first.days_in_month())).build().expect("a day")
@@ -363,38 +333,6 @@ fn a_count_above_a_lowered_limit_ends_with_its_window() {
     clock.set_ms(at("2026-10-22T11:00:00Z").as_millisecond() as u64);
     let tomorrow = SystemTime::from(at("2026-10-22T22:00:00Z"));
     assert_eq!(answer(lowered.check("alice")).retry_at(), Some(tomorrow));
-}
-
-/// Whoever wrote it had other zone data (S35): the end is an hour from where it is by ours.
-#[test]
-fn the_stored_end_of_a_window_binds() {
-    const HOUR: i64 = 3_600_000;
-    let (scope, key) = (Scope::named("any"), Key::from("alice"));
-    let month = Quota::per_month(10);
-    let quotas = Quotas::from(month);
-    let account = Account::new(&scope, &quotas, &key);
-    let november = window_at(&account, &month, 1_700_000_000_000);
-    let decide = |now: i64, state: State| {
-        let (decision, writes) = Charge::new(account, 1).decide(now as u64, |_, _| Some(state));
-        let reset = decision.reset_at().duration_since(UNIX_EPOCH).expect("after 1970");
-        (decision.used(), reset.as_millis() as i64, writes[0].2)
-    };
-    for moved in [-HOUR, HOUR] {
-        let mut state = State::default();
-        (state.start, state.used) = (november.start, 7);
-        (state.end, state.until) = (november.end + moved, november.end + moved);
-        let last = decide(state.end - 1, state);
-        assert_eq!((last.0, last.1), (8, state.end), "it still runs");
-        assert_eq!((last.2.start, last.2.end, last.2.until), (state.start, state.end, state.end));
-        let december = window_at(&account, &month, november.end);
-        let next = decide(state.end, state);
-        assert_eq!((next.0, next.1), (1, december.end), "the next one begins");
-        assert_eq!(next.2.end, december.end);
-        // Of a debt of two months, one is paid then.
-        (state.used, state.until) = (17, december.end + moved);
-        let next = decide(state.end, state);
-        assert_eq!((next.0, next.1), (8, december.end));
-    }
 }
 
 /// Another edition of the zone data may show another time at an instant (S35).

@@ -266,33 +266,19 @@ impl Faulty {
             let counters = account.quotas.into_iter().map(|quota| quota.counter());
             *lock(&self.last) = counters.collect();
         }
-        for (_, quota, state) in writes {
-            self.save(&account, quota, state);
+        for (of, quota, state) in writes {
+            if self.fault != Fault::WritesTheFirstLimitOnly
+                || of.scope.name() == account.scope.name()
+            {
+                self.save(&of, quota, state);
+            }
             if self.fault == Fault::WritesTheFirstQuotaOnly {
                 break;
             }
         }
-        decision
-    }
-}
-
-impl Faulty {
-    fn charge_lines(&self, charge: Charge<'_>) -> Decision {
-        use Fault::{ChargesLimitByLimit, ChargesLimitsInTwoSteps, WritesTheFirstLimitOnly};
-
-        let _step = (self.fault != ChargesLimitsInTwoSteps).then(|| lock(&STEP));
-        let now = self.now();
-        let (decision, writes) = charge.decide(now, |of, quota| self.load(of, quota, now));
-        if self.fault == ChargesLimitByLimit && !decision.is_allowed() {
-            for (account, cost) in charge.lines() {
+        if self.fault == Fault::ChargesLimitByLimit && !decision.is_allowed() {
+            for (account, cost) in charge.lines().filter(|_| charge.lines().len() > 1) {
                 let _ = self.decide(Charge::new(account, cost), now);
-            }
-            return decision;
-        }
-        let first = charge.lines().next().map(|(account, _)| account.scope.name());
-        for (account, quota, state) in writes {
-            if self.fault != WritesTheFirstLimitOnly || Some(account.scope.name()) == first {
-                self.save(&account, quota, state);
             }
         }
         decision
@@ -305,7 +291,8 @@ static STEP: Mutex<()> = Mutex::new(());
 impl Store for Faulty {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         if charge.lines().len() > 1 {
-            return Reply::now(self.charge_lines(charge));
+            let _step = (self.fault != Fault::ChargesLimitsInTwoSteps).then(|| lock(&STEP));
+            return Reply::now(self.decide(charge, self.now()));
         }
         let (account, cost) = charge.lines().next().expect("a line");
         let is_there = || {
@@ -323,28 +310,13 @@ impl Store for Faulty {
         };
         let decision = match self.fault {
             Fault::ChargesQuotaByQuota if !charge.is_peek() => {
-                let decision = charge.peeking();
-                let decision = decision.decide(now, |of, quota| self.load(of, quota, now)).0;
-                for quota in account.quotas {
+                let decision = self.decide(charge, now);
+                for quota in account.quotas.into_iter().filter(|_| !decision.is_allowed()) {
                     let one = Quotas::from(*quota);
                     let one = Account::new(account.scope, &one, account.key);
                     let _ = self.decide(Charge::new(one, cost), now);
                 }
-                if decision.is_allowed() {
-                    // The decision is made from the counters before the charge.
-                    for quota in account.quotas {
-                        let one = Quotas::from(*quota);
-                        let one = Account::new(account.scope, &one, account.key);
-                        let last = Adjust::refund(one, cost, &decision);
-                        let writes = last.apply(now, |quota| self.load(&account, quota, now));
-                        for (quota, state) in writes {
-                            self.save(&one, quota, state);
-                        }
-                    }
-                    self.decide(charge, now)
-                } else {
-                    decision
-                }
+                decision
             }
             Fault::PeeksTake if charge.is_peek() => again(plain, false),
             Fault::PeeksOpenWindows if charge.is_peek() => {
@@ -519,30 +491,4 @@ fn a_report_says_what_a_trace_is_about() {
     let report = block_on(replay(trace, |clock| MemoryStore::new().clock(clock))).expect("a file");
     let text = report.to_string();
     assert!(text.starts_with("one a minute (X1, step 0): expected "), "{text}");
-}
-
-/// As `Limiter::set_quotas` changes them: a charge under the limits before is corrected under those
-/// after.
-#[test]
-fn a_trace_corrects_a_charge_under_the_limits_that_it_has_changed() {
-    let step = |at: u64, op: &str, remaining: u64, used: u64, reset: u64| {
-        format!(
-            r#"{{"at_ms":{at},{op},"expect":{{"allowed":true,"remaining":[{remaining}],"used":[{used}],
-            "reset_ms":[{reset}]}}}}"#
-        )
-    };
-    let steps = [
-        step(0, r#""op":"limits","limits":[10]"#, 10, 0, 1_000),
-        step(0, r#""op":"charge","cost":5"#, 5, 5, 1_000),
-        step(0, r#""op":"limits","limits":[4]"#, 0, 5, 1_000),
-        // Three more than a window grants now: the one after begins with as many.
-        step(0, r#""op":"settle","of":1,"actual":7"#, 0, 7, 1_000),
-        step(1_000, r#""op":"peek","cost":0"#, 1, 3, 2_000),
-    ];
-    let quotas = r#"[{"limit":3,"window_ms":1000}]"#;
-    let trace = format!(r#"{{"id":"L1","quotas":{quotas},"steps":[{}]}}"#, steps.join(","));
-    let file = format!(r#"{{"traces":[{trace}]}}"#);
-    let report = block_on(replay(&file, |clock| MemoryStore::new().clock(clock))).expect("a file");
-    assert!(report.failures.is_empty(), "{report}");
-    assert_eq!(report.passed, 1);
 }

@@ -1,21 +1,17 @@
-//! Threads charge a few keys concurrently while windows end: by the system's clock, which reads the
-//! last tick when no edge is near, and by a clock that jumps.
+//! Threads charge a few keys concurrently while windows end by the system's clock, which reads the
+//! last tick when no edge is near.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use tower_fixed_window::{
-    Clock, Limit, Limiter, ManualClock, MemoryStore, Quota, Quotas, SystemClock,
-};
+use tower_fixed_window::{Clock, Limiter, Quota, Quotas, SystemClock};
 
 use crate::{answer, sized};
 
 const KEYS: u64 = 3;
 const LIMIT: u64 = 200;
-const NOW_MS: u64 = 1_700_000_040_000;
 
 /// For each window of each key: how many requests passed, and whether any was refused.
 type Windows = HashMap<(u64, SystemTime), (u64, bool)>;
@@ -116,35 +112,6 @@ fn a_request_is_counted_in_a_window_that_runs_when_it_is_sent() {
             if quotas == window.from_first_request().into() && decision.used() == 1 {
                 assert!(decision.reset_at() >= sent + length, "it begins with this request");
             }
-        }
-    }
-}
-
-#[test]
-fn exactly_the_limit_passes_by_a_clock_that_jumps() {
-    let jumps = sized(200, 40_000);
-    let window = Quota::new(LIMIT, Duration::from_millis(50));
-    let longer = Quota::new(u64::from(u32::MAX), Duration::from_secs(3_600));
-    for threads in [2, 4, 8] {
-        for quotas in [Quotas::from(window), window.staggered().into(), window.and(longer)] {
-            let clock = ManualClock::at_ms(NOW_MS);
-            let limiter = Limit::new(quotas).store(MemoryStore::new().clock(clock.clone()));
-            let done = AtomicBool::new(false);
-            let windows = thread::scope(|scope| {
-                scope.spawn(|| {
-                    let mut at = NOW_MS;
-                    for jump in 0..jumps {
-                        // The clock goes back by less than a window, and forward by more in the
-                        // end.
-                        at = at.saturating_add_signed([37, -49, 80, 5][jump % 4]);
-                        clock.set_ms(at);
-                        thread::yield_now();
-                    }
-                    done.store(true, Ordering::Release);
-                });
-                charge(&limiter, threads, || done.load(Ordering::Acquire))
-            });
-            assert_exact(&windows, &format!("{threads} threads, {quotas}"));
         }
     }
 }

@@ -4,7 +4,6 @@
 mod all_or_none;
 mod arithmetic;
 mod calendars;
-mod concurrent_charges;
 mod conformance;
 mod decisions;
 mod edges;

@@ -4,12 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
-use tower_fixed_window::{
-    Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas, Receipt,
-};
+use tower_fixed_window::{Limit, Limiter, Limits, Line, ManualClock, MemoryStore, Quota, Quotas};
 
-use crate::reference::{Grid, stagger};
-use crate::trace::{Spec, set};
+use crate::reference::Grid;
+use crate::trace::{Amounts, Spec, set};
 use crate::{answer, charge, sized};
 
 const NOW_MS: u64 = 1_700_000_040_000;
@@ -28,41 +26,6 @@ fn flood_with(quota: Quota, store: &MemoryStore, keys: u64) -> Limiter {
     let flood = quota.name("flood").store(store.clone());
     (0..keys).for_each(|key| drop(answer(flood.check(key))));
     flood
-}
-
-#[test]
-fn a_tracked_key_keeps_its_count_and_is_not_refused_before_its_limit() {
-    for (max_keys, tracked) in [(1, 2_u64), (16, 5), (1_000, 200)] {
-        let (store, clock) = small(max_keys);
-        let quotas = Quota::per_minute(20)
-            .and(Quota::per_hour(30))
-            .and(Quota::new(25, Duration::from_secs(600)).from_first_request());
-        let regular = Limit::new(quotas).name("regular").store(store.clone());
-        for key in 0..tracked {
-            assert!(answer(regular.check(key)).is_allowed());
-        }
-        for round in 2..=20 {
-            flood(&store, max_keys as u64 * 3 + 100);
-            for key in 0..tracked {
-                let decision = answer(regular.check(key));
-                assert!(decision.is_allowed(), "{max_keys}: {key} in round {round}");
-                let used: Vec<_> = decision.usage().iter().map(|s| s.used()).collect();
-                assert_eq!(used, [round; 3], "{max_keys}: {key}");
-            }
-        }
-        for key in 0..tracked {
-            assert!(!answer(regular.check(key)).is_allowed());
-        }
-        // In the next minute, the first quota's entry may have been reused, those of the others
-        // not.
-        clock.advance(Duration::from_secs(60));
-        flood(&store, max_keys as u64 * 3 + 100);
-        for key in 0..tracked {
-            let decision = answer(regular.peek(key));
-            assert_eq!(decision.usage()[1].used(), 20);
-            assert_eq!(decision.usage()[2].used(), 20);
-        }
-    }
 }
 
 /// The seed keeps clients from finding keys that share an entry in a store that runs elsewhere.
@@ -181,9 +144,10 @@ fn fill_overflow(store: &MemoryStore) {
     }
 }
 
+/// S15, S30: there is no entry that could keep what they take.
 #[test]
-fn a_full_overflow_refuses_charges_and_reservations() {
-    let (store, _) = small(1);
+fn a_full_overflow_refuses_charges_reservations_and_true_costs_until_its_windows_have_ended() {
+    let (store, clock) = small(1);
     flood(&store, 1_000);
     fill_overflow(&store);
     let hour = Quota::per_hour(5);
@@ -196,15 +160,7 @@ fn a_full_overflow_refuses_charges_and_reservations() {
         let end = UNIX_EPOCH + Duration::from_secs(1_699_999_200 + windows * 3_600);
         assert_eq!(refused.retry_at(), Some(end), "{quota}");
     }
-}
-
-/// S15, S30: there is no entry that could keep it.
-#[test]
-fn a_true_cost_that_a_full_store_cannot_count_is_an_error() {
-    let (store, _) = small(1);
-    let late = Quota::per_hour(5).name("late").store(store.clone());
-    flood(&store, 1_000);
-    fill_overflow(&store);
+    let late = Quota::per_day(5).name("late").store(store);
     let settle = |actual| {
         let receipt = answer(late.charge("late", 0)).expect("nothing is taken");
         late.settle(receipt, actual).into_now().expect("memory")
@@ -214,14 +170,6 @@ fn a_true_cost_that_a_full_store_cannot_count_is_an_error() {
         settle(9).unwrap_err().to_string(),
         "the store is full, and can't count a true cost"
     );
-}
-
-#[test]
-fn a_full_overflow_has_room_again_when_its_windows_have_ended() {
-    let (store, clock) = small(1);
-    let _ = flood_with(Quota::per_week(1_000), &store, 1_000);
-    fill_overflow(&store);
-    let late = Quota::per_hour(5).name("late").store(store);
     assert!(!answer(late.check("late")).is_allowed());
     clock.advance(Duration::from_secs(2 * 86_400));
     assert!(answer(late.check("late")).is_allowed());
@@ -483,50 +431,123 @@ fn windows_of_nearly_one_length_share_no_count() {
     }
 }
 
+/// What happens in a store: by some of the plans, for some keys.
 #[derive(Clone, Debug)]
-enum Shared {
+enum Op {
+    /// Again and again, until it is refused, if it insists.
     Charge {
-        key: u64,
         plan: usize,
+        key: u64,
         cost: u64,
         reserve: bool,
-        /// What it costs in the end.
-        actual: Option<u64>,
+        insists: bool,
     },
+    /// Corrects one of the last charges: to what it has cost in the end, or by a refund.
+    Settle(prop::sample::Index, u64),
+    Reset {
+        plan: usize,
+        key: u64,
+    },
+    /// Charges new keys, each once.
     Flood(u64),
     Wait(u64),
 }
 
-fn shared() -> impl Strategy<Value = Shared> {
-    let actual = prop_oneof![6 => Just(None), 1 => (0..=40_u64).prop_map(Some)];
+/// A store of so many keys, and the window of the new keys that come.
+#[derive(Clone, Debug)]
+struct Course {
+    max_keys: usize,
+    crowd: u64,
+    ops: Vec<Op>,
+}
+
+const PLANS: usize = 4;
+
+fn op(keys: u64) -> impl Strategy<Value = Op> {
+    let who = move || (0..PLANS, 0..keys);
+    let actual = prop_oneof![3 => Just(0), 1 => 0..=40_u64];
     prop_oneof![
-        24 => (0..6_u64, 0..4_usize, 1..=9_u64, any::<bool>(), actual).prop_map(
-            |(key, plan, cost, reserve, actual)| Shared::Charge { key, plan, cost, reserve, actual }
-        ),
-        2 => (1..60_u64).prop_map(Shared::Flood),
-        6 => (1..=30_u64).prop_map(Shared::Wait),
-        1 => (1..=300_u64).prop_map(Shared::Wait),
+        12 => (who(), 0..=9_u64, any::<bool>()).prop_map(|((plan, key), cost, reserve)| {
+            Op::Charge { plan, key, cost, reserve, insists: false }
+        }),
+        8 => who().prop_map(|(plan, key)| insist(plan, key)),
+        5 => (any::<prop::sample::Index>(), actual).prop_map(|(of, to)| Op::Settle(of, to)),
+        1 => who().prop_map(|(plan, key)| Op::Reset { plan, key }),
+        3 => (1..=60_u64).prop_map(Op::Flood),
+        5 => (1..=30_u64).prop_map(Op::Wait),
+        1 => (1..=400_u64).prop_map(Op::Wait),
     ]
 }
 
-/// Plans of one scope agree on whether a window grants reservations (S14). Their windows are on grids:
-/// others may begin at other times in the two stores.
-fn plans() -> impl Strategy<Value = Vec<Quotas>> {
-    let grid = prop::sample::select(vec![Grid::Aligned, Grid::Staggered, Grid::StartingAt(7)]);
-    let amounts = (1..=12_u64, prop_oneof![2 => Just(0), 1 => 1..=9_u64], 1..=9_u64);
-    let windows = prop::sample::select(vec![20_u64, 21, 23, 50]);
-    (prop::collection::vec((amounts, windows, grid), 4), any::<bool>()).prop_map(
-        |(plans, reserves)| {
-            let plan = |((limit, more, debt), window_ms, grid)| {
-                let amounts = (limit, more, if reserves { debt } else { 0 });
-                set(&[Spec { amounts, window_ms, grid }]).expect("one quota")
-            };
-            plans.into_iter().map(plan).collect()
-        },
-    )
+fn insist(plan: usize, key: u64) -> Op {
+    Op::Charge { plan, key, cost: 1, reserve: false, insists: true }
 }
 
-/// The same with windows from days and instants of choice, in zones.
+/// A key shares an entry, gets one of its own, and returns its tokens, in this window or later.
+fn episode() -> impl Strategy<Value = Vec<Op>> {
+    let who = (1..PLANS, 0..2_u64, 1..=3_u64);
+    let refunds = prop::collection::vec(any::<prop::sample::Index>(), 0..6);
+    (who, 0..=10_u64, 0..=100_u64, refunds).prop_map(|((plan, key, cost), soon, later, refunds)| {
+        let charge = |cost| Op::Charge { plan, key, cost, reserve: false, insists: false };
+        let mut ops = vec![Op::Flood(40), charge(cost), Op::Wait(soon), charge(1)];
+        ops.extend([Op::Wait(later), insist(plan, key)]);
+        ops.extend(refunds.into_iter().map(|of| Op::Settle(of, 0)));
+        ops.push(insist(plan, key));
+        ops
+    })
+}
+
+fn course() -> impl Strategy<Value = Course> {
+    let small = (prop::sample::select(vec![1, 16]), 0..=200_u64, ops(6, 250));
+    let small = small.prop_map(|(max_keys, first, ops)| (max_keys, 40, first, ops));
+    // The crowd's windows are short, so keys get entries of their own and lose them, while receipts
+    // from shared entries remain.
+    let episodes = prop::collection::vec(episode(), 5..40);
+    let episodes = episodes.prop_map(|episodes| (1, 4, 100, episodes.concat()));
+    let large = (800..=1_600_u64, ops(60, 60)).prop_map(|(first, ops)| (1_000, 300, first, ops));
+    prop_oneof![2 => small, 1 => episodes, 1 => large].prop_map(|(max_keys, crowd, first, ops)| {
+        let ops = [Op::Flood(first)].into_iter().chain(ops).collect();
+        Course { max_keys, crowd, ops }
+    })
+}
+
+fn ops(keys: u64, most: usize) -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(op(keys), 1..most)
+}
+
+/// Limit, capacity above it, and tokens to reserve.
+fn some_amounts() -> impl Strategy<Value = Amounts> {
+    let more = || prop_oneof![2 => Just(0), 1 => 1..=9_u64];
+    (1..=12_u64, more(), more())
+}
+
+/// Plans of one limit, which agree on whether a window grants reservations (S14): then each is one
+/// quota, since one of several may refuse what comes too late for another (S13).
+fn plans(grids: &'static [Grid]) -> impl Strategy<Value = Vec<Vec<Spec>>> {
+    let windows = prop::sample::select(vec![20_u64, 21, 23, 50, 100, 300]);
+    let spec = (some_amounts(), windows, prop::sample::select(grids));
+    let spec = spec.prop_map(|(amounts, window_ms, grid)| Spec { amounts, window_ms, grid });
+    let plans = prop::collection::vec(prop::collection::vec(spec, 1..=3), PLANS);
+    (plans, any::<bool>()).prop_map(|(mut plans, reserves)| {
+        for specs in &mut plans {
+            match reserves {
+                true => specs.truncate(1),
+                false => specs.iter_mut().for_each(|spec| spec.amounts.2 = 0),
+            }
+            // Two of them may be one counter.
+            while set(specs).is_none() {
+                specs.pop();
+            }
+        }
+        plans
+    })
+}
+
+fn sets(plans: &[Vec<Spec>]) -> Vec<Quotas> {
+    plans.iter().map(|specs| set(specs).expect("checked")).collect()
+}
+
+/// Windows from days and instants of choice, in zones.
 fn plans_on_calendars() -> impl Strategy<Value = Vec<Quotas>> {
     let windows = prop::sample::select(vec![
         "day in Europe/Berlin",
@@ -535,8 +556,8 @@ fn plans_on_calendars() -> impl Strategy<Value = Vec<Quotas>> {
         "week starting-at=1767490200s in Europe/Berlin",
         "month starting-at=1780900200s in America/New_York",
     ]);
-    let amounts = (1..=12_u64, prop_oneof![2 => Just(0), 1 => 1..=9_u64], 1..=9_u64);
-    (prop::collection::vec((amounts, windows), 4), any::<bool>()).prop_map(|(plans, reserves)| {
+    let plans = prop::collection::vec((some_amounts(), windows), PLANS);
+    (plans, any::<bool>()).prop_map(|(plans, reserves)| {
         let plan = |((limit, more, debt), window)| {
             let quota: Quota = format!("{limit}/{window}").parse().expect("a quota");
             let debt = if reserves { debt } else { 0 };
@@ -546,285 +567,132 @@ fn plans_on_calendars() -> impl Strategy<Value = Vec<Quotas>> {
     })
 }
 
+/// When a charge has passed whose window began with a first request, and its tokens.
+type Passed = BTreeMap<usize, (u64, u64)>;
+
+/// Windows may begin at any time, but there must be a way to place them, none shorter than the
+/// quota's, so that none holds more than the limit.
+fn check_first_request(passed: &Passed, &Spec { amounts, window_ms: window, .. }: &Spec) {
+    let most = amounts.0 + amounts.1 + amounts.2;
+    let passed: Vec<_> = passed.values().copied().collect();
+    // For each number of charges: the earliest start of a window after them.
+    let mut begins = vec![Some(0)];
+    for i in 1..=passed.len() {
+        let last = passed[i - 1].0;
+        let mut sum = 0;
+        let mut earliest = None::<u64>;
+        for j in (0..i).rev() {
+            sum += passed[j].1;
+            if sum > most {
+                break;
+            }
+            if let Some(begin) = begins[j] {
+                let next = if j == 0 { last + 1 } else { (begin + window).max(last + 1) };
+                earliest = Some(earliest.map_or(next, |e| e.min(next)));
+            }
+        }
+        let is_last = i == passed.len();
+        assert!(!is_last || earliest.is_some(), "no windows of {window} with {most}: {passed:?}");
+        begins.push(earliest.filter(|at| is_last || *at <= passed[i].0));
+    }
+}
+
 /// A store that is full, and another that is not, which gets what has passed in the first. What the
 /// first lets pass, the second would have let pass as well, since there each key has its counts alone:
 /// too early is possible, too late is not.
-fn never_later_than_alone(plans: &[Quotas], ops: &[Shared], unit_ms: u64) {
-    let (store, clock) = small(1);
-    let alone = MemoryStore::with_max_keys(10_000).clock(clock.clone());
-    let [full, alone] = [store, alone].map(|store| {
-        let limit = Limit::new(plans[0]).name("late").store(store);
-        plans.iter().map(|plan| limit.with_quotas(*plan)).collect::<Vec<_>>()
+///
+/// Windows that begin with a first request may begin at other times in the two stores. Of those, the
+/// first store's are looked at alone.
+fn nothing_passes_too_late(
+    plans: &[Quotas],
+    from_first: Option<&[Vec<Spec>]>,
+    course: &Course,
+    unit_ms: u64,
+) {
+    let (store, clock) = small(course.max_keys);
+    let roomy = MemoryStore::with_max_keys(10_000).clock(clock.clone());
+    let name = |i: usize| ["late", "b", "c", "d"][if from_first.is_some() { i } else { 0 }];
+    let [full, alone] = [store, roomy].map(|store| {
+        let plans = plans.iter().enumerate();
+        let limiter = |(i, plan): (usize, &Quotas)| Limit::new(*plan).name(name(i));
+        plans.map(|plan| limiter(plan).store(store.clone())).collect::<Vec<_>>()
     });
-    let flood = Quota::new(1, Duration::from_millis(40 * unit_ms));
-    let (mut now, mut next) = (NOW_MS, 1_000_u64);
-    for op in std::iter::once(&Shared::Flood(1_000)).chain(ops) {
+    let crowd = Quota::new(1, Duration::from_millis(course.crowd * unit_ms));
+    let (mut receipts, mut books) = (Vec::new(), HashMap::<(usize, u64, usize), Passed>::new());
+    let (mut now, mut next, mut id) = (NOW_MS, 1_000_000_u64, 0);
+    for op in &course.ops {
         match *op {
-            Shared::Charge { key, plan, cost, reserve, actual } => {
+            Op::Charge { plan, key, cost, reserve, insists } => loop {
                 let (decision, receipt) = charge(&full[plan], key, cost, reserve);
-                let Some(receipt) = receipt else { continue };
-                let (own, owned) = charge(&alone[plan], key, cost, reserve);
-                let owned = owned.unwrap_or_else(|| panic!("{decision:?} passed, not {own:?}"));
+                let Some(receipt) = receipt else { break };
+                id += 1;
+                let own = match from_first {
+                    None => charge(&alone[plan], key, cost, reserve),
+                    Some(specs) => {
+                        for (i, spec) in specs[plan].iter().enumerate() {
+                            let passed = books.entry((plan, key, i)).or_default();
+                            passed.insert(id, (now, cost));
+                            check_first_request(passed, spec);
+                        }
+                        (decision.clone(), None)
+                    }
+                };
+                let (own, owned) = own;
+                assert!(
+                    from_first.is_some() || owned.is_some(),
+                    "{decision:?} passed, not {own:?}"
+                );
                 assert!(decision.ready_at() >= own.ready_at(), "{decision:?}, {own:?}");
-                if let Some(actual) = actual {
-                    answer(full[plan].settle(receipt, actual));
-                    answer(alone[plan].settle(owned, actual));
+                // A reservation's tokens come from several windows (S13).
+                if decision.ready_at().is_none() {
+                    receipts.push((id, plan, key, now, receipt, owned));
                 }
-            }
-            Shared::Flood(keys) => {
-                let flood = full[0].with_quotas(flood);
-                (0..keys).for_each(|key| drop(answer(flood.check(next + key))));
-                next += keys;
-            }
-            Shared::Wait(units) => {
-                now += units * unit_ms;
-                clock.set_ms(now);
-            }
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Op {
-    Charge {
-        scope: usize,
-        key: u64,
-        cost: u64,
-        reserve: bool,
-    },
-    /// Charges the same key again and again.
-    Insist {
-        scope: usize,
-        key: u64,
-    },
-    Refund(prop::sample::Index),
-    Reset {
-        scope: usize,
-        key: u64,
-    },
-    /// Charges new keys, each once.
-    Flood(u64),
-    Wait(u64),
-}
-
-fn op(keys: u64) -> impl Strategy<Value = Op> {
-    let who = move || (0..3_usize, 0..keys);
-    prop_oneof![
-        8 => (who(), 0..=3_u64, prop::bool::weighted(0.2))
-            .prop_map(|((scope, key), cost, reserve)| Op::Charge { scope, key, cost, reserve }),
-        8 => who().prop_map(|(scope, key)| Op::Insist { scope, key }),
-        6 => any::<prop::sample::Index>().prop_map(Op::Refund),
-        1 => who().prop_map(|(scope, key)| Op::Reset { scope, key }),
-        3 => (1..=60_u64).prop_map(Op::Flood),
-        4 => (0..=30_u64).prop_map(Op::Wait),
-        1 => (0..=400_u64).prop_map(Op::Wait),
-    ]
-}
-
-/// A key shares an entry, gets one of its own, and returns its tokens, in this window or later.
-fn episode() -> impl Strategy<Value = Vec<Op>> {
-    let who = (1..3_usize, 0..2_u64, 1..=3_u64);
-    let refunds = prop::collection::vec(any::<prop::sample::Index>(), 0..6);
-    (who, 0..=10_u64, 0..=100_u64, refunds).prop_map(
-        |((scope, key, cost), soon, later, refunds)| {
-            let charge = |cost| Op::Charge { scope, key, cost, reserve: false };
-            let mut ops = vec![Op::Flood(40), charge(cost), Op::Wait(soon), charge(1)];
-            ops.extend([Op::Wait(later), Op::Insist { scope, key }]);
-            ops.extend(refunds.into_iter().map(Op::Refund));
-            ops.push(Op::Insist { scope, key });
-            ops
-        },
-    )
-}
-
-fn specs() -> impl Strategy<Value = Vec<Spec>> {
-    let grid = prop::sample::select(vec![
-        Grid::Aligned,
-        Grid::Staggered,
-        Grid::FirstRequest,
-        Grid::StartingAt(7),
-    ]);
-    let amounts = (
-        1..=6_u64,
-        prop_oneof![3 => Just(0), 1 => 1..=6_u64],
-        prop_oneof![2 => Just(0), 1 => 1..=6_u64],
-    );
-    let spec = (amounts, prop::sample::select(vec![20, 50, 100, 300]), grid)
-        .prop_map(|(amounts, window_ms, grid)| Spec { amounts, window_ms, grid });
-    prop::collection::vec(spec, 1..=3).prop_filter_map("two quotas are one counter", |specs| {
-        set(&specs).is_some().then_some(specs)
-    })
-}
-
-/// The tokens that a key got from one quota, by the test's own accounts.
-#[derive(Default)]
-struct Books {
-    /// The most that passes in a window of the grid.
-    through: u64,
-    /// Window of the grid, charge that passed -> tokens.
-    by_window: HashMap<i128, BTreeMap<usize, u64>>,
-    /// Charge that passed -> when, tokens; since the last reset.
-    passed: BTreeMap<usize, (u64, u64)>,
-}
-
-impl Books {
-    fn enter(&mut self, spec: &Spec, shift: u64, id: usize, now: u64, cost: u64) {
-        self.passed.insert(id, (now, cost));
-        let most = spec.amounts.0 + spec.amounts.1 + spec.amounts.2;
-        let window = i128::from(spec.window_ms);
-        self.through = match spec.grid {
-            Grid::Aligned => 0,
-            Grid::StartingAt(at) => at as u64,
-            Grid::Staggered => shift,
-            Grid::FirstRequest => return self.check_first_request(spec.window_ms, most),
-        };
-        let start = (i128::from(now) - i128::from(self.through)).div_euclid(window);
-        let in_window = self.by_window.entry(start).or_default();
-        in_window.insert(id, cost);
-        let sum: u64 = in_window.values().sum();
-        assert!(sum <= most, "{sum} of {most} passed in a window: {spec:?} at {now}");
-    }
-
-    /// Windows may begin at any time, but there must be a way to place them, none shorter than the
-    /// quota's, so that none holds more than the limit.
-    fn check_first_request(&self, window: u64, most: u64) {
-        let passed: Vec<_> = self.passed.values().copied().collect();
-        // For each number of charges: the earliest start of a window after them.
-        let mut begins = vec![Some(0)];
-        for i in 1..=passed.len() {
-            let last = passed[i - 1].0;
-            let mut sum = 0;
-            let mut earliest = None::<u64>;
-            for j in (0..i).rev() {
-                sum += passed[j].1;
-                if sum > most {
+                if !insists {
                     break;
                 }
-                if let Some(begin) = begins[j] {
-                    let next = if j == 0 { last + 1 } else { (begin + window).max(last + 1) };
-                    earliest = Some(earliest.map_or(next, |e| e.min(next)));
-                }
-            }
-            let possible = i == passed.len() || earliest.is_some_and(|at| at <= passed[i].0);
-            if i == passed.len() {
-                assert!(
-                    earliest.is_some(),
-                    "no windows of {window} with at most {most}: {passed:?}"
-                );
-            }
-            begins.push(earliest.filter(|_| possible));
-        }
-    }
-
-    /// The latest end of the windows that the tokens were taken from.
-    fn ends(&self, spec: &Spec, at: u64) -> u64 {
-        let through = match spec.grid {
-            Grid::FirstRequest => at,
-            _ => self.through,
-        };
-        let into = (i128::from(at) - i128::from(through)).rem_euclid(spec.window_ms.into());
-        at + spec.window_ms - into as u64
-    }
-
-    fn remove_charge(&mut self, id: usize) {
-        self.passed.remove(&id);
-        for window in self.by_window.values_mut() {
-            window.remove(&id);
-        }
-    }
-}
-
-struct Entry {
-    scope: usize,
-    key: u64,
-    receipt: Receipt,
-    at: u64,
-    reserved: bool,
-    id: usize,
-}
-
-/// New keys arrive under the quotas of the first `crowds` scopes.
-fn never_above_the_limit(
-    max_keys: usize,
-    crowds: usize,
-    first: u64,
-    specs: &[Vec<Spec>],
-    ops: &[Op],
-) {
-    const NAMES: [&str; 3] = ["a", "b", "c"];
-    let (store, clock) = small(max_keys);
-    let limiters: Vec<Limiter> = specs
-        .iter()
-        .zip(NAMES)
-        .map(|(specs, name)| {
-            Limit::new(set(specs).expect("checked")).name(name).store(store.clone())
-        })
-        .collect();
-    let crowd: Vec<Quotas> = specs.iter().map(|specs| set(specs).expect("checked")).collect();
-    let mut books = HashMap::<(usize, u64, usize), Books>::new();
-    let mut receipts = Vec::<Entry>::new();
-    let (mut now, mut next_key, mut id) = (NOW_MS, 1_000_000_u64, 0);
-    let mut charge = |scope: usize,
-                      key: u64,
-                      cost,
-                      reserve,
-                      now,
-                      receipts: &mut Vec<Entry>,
-                      books: &mut HashMap<_, Books>| {
-        let (decision, receipt) = crate::charge(&limiters[scope], key, cost, reserve);
-        let Some(receipt) = receipt else { return false };
-        id += 1;
-        for (i, spec) in specs[scope].iter().enumerate() {
-            let shift = stagger(NAMES[scope], tower_fixed_window::Key::from(key).as_bytes());
-            books.entry((scope, key, i)).or_default().enter(spec, shift, id, now, cost);
-        }
-        let reserved = decision.ready_at().is_some();
-        receipts.push(Entry { scope, key, receipt, at: now, reserved, id });
-        true
-    };
-    for op in std::iter::once(&Op::Flood(first)).chain(ops) {
-        match op {
-            Op::Charge { scope, key, cost, reserve } => {
-                charge(*scope, *key, *cost, *reserve, now, &mut receipts, &mut books);
-            }
-            Op::Insist { scope, key } => {
-                while charge(*scope, *key, 1, false, now, &mut receipts, &mut books) {}
-            }
-            Op::Flood(keys) => {
-                for _ in 0..*keys {
-                    next_key += 1;
-                    let _ = answer(
-                        limiters[0].with_quotas(crowd[next_key as usize % crowds]).check(next_key),
-                    );
-                }
-            }
-            Op::Wait(ms) => {
-                now += ms;
-                clock.set_ms(now);
-            }
-            Op::Refund(of) if !receipts.is_empty() => {
+            },
+            Op::Settle(of, actual) if !receipts.is_empty() => {
                 // Tokens of older windows usually can't be returned any more.
                 let recent = receipts.len().min(24);
-                let entry = receipts.remove(receipts.len() - recent + of.index(recent));
-                // A reservation's tokens come from several windows (S13).
-                if entry.reserved {
+                let place = receipts.len() - recent + of.index(recent);
+                let (id, plan, key, at, receipt, owned) = receipts.remove(place);
+                if let Some(owned) = owned {
+                    // A full store may not be able to count a true cost.
+                    let settled = full[plan].settle(receipt, actual).into_now().expect("at once");
+                    if settled.is_ok() {
+                        answer(alone[plan].settle(owned, actual));
+                    }
                     continue;
                 }
-                answer(limiters[entry.scope].refund(entry.receipt));
-                for (i, spec) in specs[entry.scope].iter().enumerate() {
-                    let books = books.get_mut(&(entry.scope, entry.key, i)).expect("it passed");
-                    if now < books.ends(spec, entry.at) {
-                        books.remove_charge(entry.id);
+                answer(full[plan].refund(receipt));
+                for (i, spec) in from_first.into_iter().flat_map(|specs| &specs[plan]).enumerate() {
+                    if now < at + spec.window_ms {
+                        books.get_mut(&(plan, key, i)).expect("it passed").remove(&id);
                     }
                 }
             }
-            Op::Refund(_) => {}
-            Op::Reset { scope, key } => {
-                // A reset is an error if the key shares an entry; the key's own entries are deleted
-                // all the same.
-                let _ = limiters[*scope].reset(*key).into_now().expect("at once");
-                receipts.retain(|entry| (entry.scope, entry.key) != (*scope, *key));
-                books.retain(|(s, k, _), _| (s, k) != (scope, key));
+            Op::Settle(..) => {}
+            Op::Reset { plan, key } => {
+                // An error if the key shares an entry; the key's own entries are deleted all the same.
+                let _ = full[plan].reset(key).into_now().expect("at once");
+                answer(alone[plan].reset(key));
+                receipts.retain(|(_, of, its, ..)| (name(*of), *its) != (name(plan), key));
+                books.retain(|(of, its, _), _| (name(*of), *its) != (name(plan), key));
+            }
+            Op::Flood(keys) => {
+                // By the crowd's own quota, and by the plans.
+                for key in next..next + keys {
+                    let plan = &full[key as usize % PLANS];
+                    drop(answer(match key % 3 {
+                        0 => plan.check(key),
+                        _ => plan.with_quotas(crowd).check(key),
+                    }));
+                }
+                next += keys;
+            }
+            Op::Wait(units) => {
+                now += units * unit_ms;
+                clock.set_ms(now);
             }
         }
     }
@@ -833,52 +701,28 @@ fn never_above_the_limit(
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        cases: ProptestConfig::default().cases.max(sized(256, 20_000)),
+        cases: ProptestConfig::default().cases.max(sized(400, 20_000)),
         ..ProptestConfig::default()
     })]
 
     #[test]
-    fn a_key_in_overflow_never_exceeds_its_limit_in_any_window(
-        max_keys in prop::sample::select(vec![1_usize, 16]), first in 0..=100_u64,
-        specs in prop::collection::vec(specs(), 3),
-        ops in prop::collection::vec(op(4), 1..250),
-    ) {
-        never_above_the_limit(max_keys, 3, first, &specs, &ops);
-    }
-
-    #[test]
     fn a_full_store_passes_nothing_that_a_store_with_room_would_refuse(
-        plans in plans(), ops in prop::collection::vec(shared(), 1..250),
+        plans in plans(&[Grid::Aligned, Grid::Staggered, Grid::StartingAt(7)]), course in course(),
     ) {
-        never_later_than_alone(&plans, &ops, 1);
+        nothing_passes_too_late(&sets(&plans), None, &course, 1);
     }
 
     #[test]
     fn a_full_store_passes_nothing_in_chosen_windows_either(
-        plans in plans_on_calendars(), ops in prop::collection::vec(shared(), 1..250),
+        plans in plans_on_calendars(), course in course(),
     ) {
-        never_later_than_alone(&plans, &ops, 3_600_000);
-    }
-
-    /// The crowd's windows are short, so keys get entries of their own and lose them, while
-    /// receipts from shared entries remain.
-    #[test]
-    fn a_refunding_key_in_overflow_never_exceeds_its_limit_after_it_gets_its_own_entry(
-        specs in prop::collection::vec(specs(), 3).prop_map(|mut specs| {
-            specs[0] = vec![Spec { amounts: (1, 0, 0), window_ms: 4, grid: Grid::Aligned }];
-            specs
-        }),
-        episodes in prop::collection::vec(episode(), 5..40),
-    ) {
-        let ops = episodes.concat();
-        never_above_the_limit(1, 1, 100, &specs, &ops);
+        nothing_passes_too_late(&plans, None, &course, 3_600_000);
     }
 
     #[test]
-    fn a_key_in_the_overflow_of_a_store_of_1000_keys_never_exceeds_its_limit(
-        first in 800..=1_600_u64, specs in prop::collection::vec(specs(), 3),
-        ops in prop::collection::vec(op(60), 1..60),
+    fn a_full_store_passes_no_more_than_the_limit_in_windows_from_the_first_request(
+        plans in plans(&[Grid::FirstRequest]), course in course(),
     ) {
-        never_above_the_limit(1_000, 3, first, &specs, &ops);
+        nothing_passes_too_late(&sets(&plans), Some(&plans), &course, 1);
     }
 }

@@ -1,16 +1,15 @@
 //! Remembered refusals: no calls, the store's own decision, and never longer than the store would
 //! refuse (S34).
 
-use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::{advance, sleep};
-use tower_fixed_window::store::{Account, Adjust, Charge, Remote, Reply, Scope, State, Store};
+use tower_fixed_window::store::{Account, Charge, Remote, Scope};
 use tower_fixed_window::{
-    Clock, Decision, Key, Limit, Limiter, Limits, Line, ManualClock, OnStoreFailure, Quota, Quotas,
+    Decision, Key, Limit, Limiter, Limits, Line, OnStoreFailure, Quota, Quotas,
 };
 
-use crate::simulated_server::{Server, TURN};
+use crate::simulated_server::Server;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -85,39 +84,13 @@ async fn each_handle_judges_shared_refusals_by_its_own_setting() {
     );
 }
 
-/// A store of one counter, whose clock is set.
-struct Set(ManualClock, Mutex<Option<State>>);
-
-impl Set {
-    fn by(clock: &ManualClock) -> Self {
-        Self(clock.clone(), Mutex::default())
-    }
-}
-
-impl Store for Set {
-    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
-        let mut state = self.1.lock().expect("no panic");
-        let (decision, writes) = charge.decide(self.0.now_ms(), |_, _| *state);
-        *state = writes.first().map(|(_, _, state)| *state).or(*state);
-        Reply::now(decision)
-    }
-
-    fn adjust(&self, _: Adjust<'_>) -> Reply<()> {
-        Reply::now(())
-    }
-
-    fn reset(&self, _: &Scope, _: &Key) -> Reply<()> {
-        Reply::now(())
-    }
-}
-
 /// Real time by a second, and the store's by a minute.
 #[tokio::test(start_paused = true)]
 async fn a_store_whose_clock_is_set_is_asked_again_after_a_second() {
-    let clock = ManualClock::at_ms(TURN);
-    let limiter = Quota::per_minute(1).name("far").store(Remote::around(Set::by(&clock)));
+    let server = Server::start();
+    let limiter = limiter_on(server.node(), Quota::per_minute(1));
     assert!(allowed(&limiter).await && !allowed(&limiter).await);
-    clock.advance(60 * SECOND);
+    server.step(60_000);
     advance(SECOND).await;
     assert!(allowed(&limiter).await);
 }
@@ -147,29 +120,68 @@ async fn a_remembered_refusal_equals_the_stores_answer() {
     assert_eq!(server.calls(), calls, "all that without asking");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_raised_limit_applies_at_once() {
-    let server = Server::start();
-    let limiter = limiter(&server.node(), Quota::per_minute(1));
-    assert!(allowed(&limiter).await && !allowed(&limiter).await);
-    let raised = limiter.with_quotas(Quota::per_minute(2));
-    assert!(allowed(&raised).await && !allowed(&raised).await);
-    // A lower limit refuses without a call.
-    let calls = server.calls();
-    assert_eq!(check(&limiter, 1).await.limit(), 1);
-    assert_eq!(server.calls(), calls);
-}
+/// A charge, whether it passes, and whether the store is asked.
+type Asked = (Quota, u64, bool, bool);
 
+/// S5, S10.
 #[tokio::test(start_paused = true)]
-async fn a_smaller_cost_calls_the_store() {
-    let server = Server::start();
-    let limiter = limiter(&server.node(), Quota::per_minute(10));
-    assert!(check(&limiter, 6).await.is_allowed());
-    assert!(!check(&limiter, 5).await.is_allowed());
-    let calls = server.calls();
-    assert!(!check(&limiter, 6).await.is_allowed());
-    assert_eq!(server.calls(), calls);
-    assert!(check(&limiter, 4).await.is_allowed());
+async fn what_may_pass_calls_the_store_and_what_can_not_does_not() {
+    let minute = Quota::per_minute;
+    let reserves = minute(10).reserve_up_to(5);
+    let cases: [(&str, &[Asked]); 4] = [
+        (
+            "a raised limit, and a lower one again",
+            &[
+                (minute(1), 1, true, true),
+                (minute(1), 1, false, true),
+                (minute(2), 1, true, true),
+                (minute(2), 1, false, true),
+                (minute(1), 1, false, false),
+            ],
+        ),
+        (
+            "a smaller cost",
+            &[
+                (minute(10), 6, true, true),
+                (minute(10), 5, false, true),
+                (minute(10), 6, false, false),
+                (minute(10), 4, true, true),
+            ],
+        ),
+        (
+            "a lowered limit leaves no debt",
+            &[
+                (minute(100), 90, true, true),
+                (minute(10), 1, false, true),
+                (minute(10), 1, false, false),
+            ],
+        ),
+        (
+            "a reservation above the debt that is left",
+            &[
+                (reserves, 12, true, true),
+                (reserves, 4, false, true),
+                (reserves, 4, false, false),
+                (reserves, 3, true, true),
+            ],
+        ),
+    ];
+    for (what, charges) in cases {
+        let server = Server::start();
+        let node = server.node();
+        for (i, &(quota, cost, passes, asks)) in charges.iter().enumerate() {
+            let (limiter, calls) = (limiter(&node, quota), server.calls());
+            let decision = match quota.max_reserved() {
+                0 => check(&limiter, cost).await,
+                _ => reserved(&limiter, cost).await,
+            };
+            let found = (decision.is_allowed(), server.calls() > calls);
+            assert_eq!(found, (passes, asks), "{what}: charge {i}");
+            if quota.max_reserved() == 0 && !passes {
+                assert_eq!(decision.retry_after(), Some(60 * SECOND), "{what}: charge {i}");
+            }
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -282,17 +294,21 @@ async fn a_reset_by_another_process_applies_within_a_second_or_when_the_refusal_
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_decided_before_a_reset_is_not_remembered_after_it() {
-    let server = Server::start();
-    let limiter = limiter(&server.node(), Quota::per_minute(1));
-    assert!(allowed(&limiter).await);
-    // The refusal is on its way back while the reset is sent and answered.
-    server.slow(0, 200);
-    let refused = tokio::spawn(limiter.check("alice"));
-    sleep(Duration::from_millis(1)).await;
-    server.slow(0, 0);
-    limiter.reset("alice").await.expect("it answers");
-    assert!(!refused.await.expect("no panic").expect("it answers").is_allowed());
-    assert!(allowed(&limiter).await);
+    for count in [1, 2] {
+        let server = Server::start();
+        let limits = [Quota::per_minute(1).name("far"), Quota::per_day(9).name("all")];
+        let limits = Limits::new(limits.into_iter().take(count)).store(server.node());
+        let lines = &["far", "all"].map(|name| Line::new(name, "alice", 1))[..count];
+        assert!(limits.check(lines).await.expect("it answers").is_allowed());
+        // The refusal is on its way back while the reset is sent and answered.
+        server.slow(0, 200);
+        let refused = tokio::spawn(limits.check(lines));
+        sleep(Duration::from_millis(1)).await;
+        server.slow(0, 0);
+        limits.limiter("far").reset("alice").await.expect("it answers");
+        assert!(!refused.await.expect("no panic").expect("it answers").is_allowed());
+        assert!(limits.check(lines).await.expect("it answers").is_allowed());
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -312,18 +328,6 @@ async fn a_reset_whose_future_is_dropped_still_applies() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lowered_limit_leaves_no_debt_in_remembered_refusals() {
-    let server = Server::start();
-    let node = server.node();
-    assert!(check(&limiter(&node, Quota::per_minute(100)), 90).await.is_allowed());
-    let lowered = limiter(&node, Quota::per_minute(10));
-    assert!(!allowed(&lowered).await);
-    let calls = server.calls();
-    let known = check(&lowered, 1).await;
-    assert_eq!((server.calls(), known.retry_after()), (calls, Some(60 * SECOND)));
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_true_cost_that_raises_a_count_changes_the_remembered_times_at_once() {
     let server = Server::start();
     let limiter = limiter(&server.node(), Quota::per_minute(3));
@@ -333,36 +337,6 @@ async fn a_true_cost_that_raises_a_count_changes_the_remembered_times_at_once() 
     let told = check(&limiter, 3).await;
     assert_eq!((told.used(), told.retry_after()), (10, Some(4 * 60 * SECOND)));
     assert_eq!(check(&limiter, 1).await, truth(&server, &quotas_of(&limiter), 1, false));
-}
-
-/// Tokens that one limit has given are returned when the next one refuses.
-#[tokio::test(start_paused = true)]
-async fn limits_that_are_charged_in_turns_ask_again_after_a_second() {
-    let server = Server::in_turns();
-    let limits = [Quota::per_hour(1).name("far"), Quota::per_day(9).name("all")];
-    let limits = Limits::new(limits).store(server.node());
-    let passes = async || {
-        let lines = ["far", "all"].map(|name| Line::new(name, "alice", 1));
-        limits.check(lines).await.expect("it answers").is_allowed()
-    };
-    assert!(passes().await && !passes().await);
-    let calls = server.calls();
-    assert!(!passes().await);
-    assert_eq!(server.calls(), calls, "what is known of one limit refuses all (S37)");
-    sleep(7 * SECOND).await;
-    assert!(!passes().await);
-    assert_eq!(server.calls(), calls + 2, "a charge, and a look at the other limit");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_reservation_above_the_debt_that_is_left_is_refused_without_a_call() {
-    let server = Server::start();
-    let limiter = limiter(&server.node(), Quota::per_minute(10).reserve_up_to(5));
-    assert!(reserved(&limiter, 12).await.is_allowed() && !reserved(&limiter, 4).await.is_allowed());
-    let calls = server.calls();
-    assert!(!reserved(&limiter, 4).await.is_allowed());
-    assert_eq!(server.calls(), calls);
-    assert!(reserved(&limiter, 3).await.is_allowed());
 }
 
 /// Half a second before the hour ends. 5 tokens would be covered in the next minute, after the end
@@ -393,7 +367,7 @@ async fn what_is_remembered_moves_once_when_the_stores_clock_steps_back() {
     let limiter = limiter(&server.node(), Quota::per_second(10).reserve_up_to(50));
     assert!(check(&limiter, 9).await.is_allowed() && !check(&limiter, 5).await.is_allowed());
     assert!(allowed(&limiter).await && reserved(&limiter, 5).await.is_allowed());
-    server.step_back(Duration::from_millis(9_100));
+    server.step(-9_100);
     assert_eq!(check(&limiter, 0).await.used(), 15);
     sleep(Duration::from_millis(300)).await;
     assert_eq!(check(&limiter, 1).await.used(), 6);

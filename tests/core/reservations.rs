@@ -58,37 +58,6 @@ fn what_is_reserved_stays_so_under_other_quotas() {
     }
 }
 
-/// S10, S13: a raised limit and a refunded reservation let more pass, and this much.
-#[test]
-fn exceptions_to_the_promise_are_as_large_as_the_rules_say() {
-    let clock = ManualClock::at_ms(TURN);
-    let passed = |limiter: &Limiter| {
-        (0..).take_while(|_| charge(limiter, "alice", 1, false).0.is_allowed()).count()
-    };
-    // The earlier capacity, and what the limit was raised by.
-    let saved = limiter(&clock, Quota::per_day(1).rollover_up_to(100));
-    assert_eq!(passed(&saved), 100);
-    saved.set_quotas(Quota::per_day(100));
-    assert_eq!(passed(&saved), 99);
-
-    let quota = |limit| Quota::per_minute(limit).reserve_up_to(5);
-    let [raised, refunded] = [quota(5), quota(5)].map(|quota| limiter(&clock, quota));
-    assert!(charge(&raised, "alice", 5, false).0.is_allowed());
-    assert!(charge(&raised, "alice", 5, true).0.ready_at().is_some());
-    // For a moment, this minute covers all that was reserved.
-    raised.set_quotas(quota(20));
-    assert!(charge(&raised, "alice", 1, false).0.is_allowed());
-    raised.set_quotas(quota(5));
-    // This minute covers four of five tokens.
-    assert!(charge(&refunded, "alice", 1, false).0.is_allowed());
-    let (_, reserved) = charge(&refunded, "alice", 5, true);
-    clock.advance(Duration::from_secs(60));
-    assert_eq!(passed(&raised), 5);
-    assert_eq!(passed(&refunded), 4);
-    answer(refunded.refund(reserved.expect("it passed")));
-    assert_eq!(passed(&refunded), 5);
-}
-
 /// Random quotas and times. Returned tokens may pass again, in any window with room.
 #[test]
 fn no_window_sees_more_starts_than_its_limit() {

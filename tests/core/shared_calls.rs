@@ -38,6 +38,23 @@ struct Table {
     steps: Option<Arc<Semaphore>>,
     reads: Arc<AtomicU64>,
     writes: Arc<AtomicU64>,
+    /// The server is so far away.
+    away: Duration,
+    trouble: Trouble,
+    is_in_trouble: Arc<AtomicBool>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Trouble {
+    None,
+    /// No row is found as it was read.
+    Forgets,
+    /// The connection is cut behind the server.
+    Cut,
+    /// The row of the key 0 can't be read.
+    Unreadable,
+    /// Reads stand still, with the runtime, for longer than callers wait.
+    Blocks,
 }
 
 impl Table {
@@ -51,13 +68,32 @@ impl Table {
             steps: None,
             reads: Arc::default(),
             writes: Arc::default(),
+            away: Duration::ZERO,
+            trouble: Trouble::None,
+            is_in_trouble: Arc::new(AtomicBool::new(true)),
         }
+    }
+
+    fn at_once() -> Self {
+        Self::new(ManualClock::at_ms(NOW))
     }
 
     /// Reads and writes wait until they are [let through](Self::let_through).
     fn held_up() -> Self {
         let steps = Some(Arc::new(Semaphore::new(0)));
-        Self { steps, ..Self::new(ManualClock::at_ms(NOW)) }
+        Self { steps, ..Self::at_once() }
+    }
+
+    fn with(self, trouble: Trouble) -> Self {
+        Self { trouble, ..self }
+    }
+
+    fn set_trouble(&self, is_in_trouble: bool) {
+        self.is_in_trouble.store(is_in_trouble, Ordering::SeqCst);
+    }
+
+    fn is(&self, trouble: Trouble) -> bool {
+        self.trouble == trouble && self.is_in_trouble.load(Ordering::SeqCst)
     }
 
     fn let_through(&self, steps: usize) {
@@ -95,14 +131,25 @@ impl Table {
         if let Some(steps) = &self.steps {
             steps.acquire().await.expect("it is open").forget();
         }
-        if self.chance.is_none() {
-            tokio::task::yield_now().await;
-            return Ok(step(&mut self.rows.lock().expect("no panic")));
-        }
-        self.misfortune().await?;
+        self.pass().await?;
         let done = step(&mut self.rows.lock().expect("no panic"));
-        self.misfortune().await?;
-        Ok(done)
+        if self.chance.is_some() || !self.away.is_zero() {
+            self.pass().await?;
+        }
+        match self.is(Trouble::Cut) {
+            true => Err(StoreError::new("no connection")),
+            false => Ok(done),
+        }
+    }
+
+    /// One way.
+    async fn pass(&self) -> Result<(), StoreError> {
+        match (&self.chance, self.away) {
+            (Some(_), _) => return self.misfortune().await,
+            (None, Duration::ZERO) => tokio::task::yield_now().await,
+            (None, away) => sleep(away).await,
+        }
+        Ok(())
     }
 }
 
@@ -115,11 +162,21 @@ impl Counters for Table {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let read = |rows: &mut Rows| counters.iter().map(|of| rows.get(of).copied()).collect();
         let states = self.call(read).await?;
-        Ok((self.clock.now_ms(), states))
+        if self.is(Trouble::Blocks) {
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        let zero = Key::from(0_u64);
+        match self.is(Trouble::Unreadable) && counters.iter().any(|of| of.key == zero) {
+            true => Err(StoreError::new("no count").of_key()),
+            false => Ok((self.clock.now_ms(), states)),
+        }
     }
 
     async fn write(&self, groups: &[Vec<Write>]) -> Result<(u64, Vec<Option<u64>>), StoreError> {
         assert!(groups.iter().all(|group| !group.is_empty()), "something to write");
+        if self.is(Trouble::Forgets) {
+            return Ok((0, vec![None; groups.len()]));
+        }
         self.writes.fetch_add(1, Ordering::SeqCst);
         for write in groups.iter().flatten() {
             let is_new = self.writing.lock().expect("no panic").insert(write.counter.clone());
@@ -228,25 +285,6 @@ fn equal_charges_share_a_read_and_a_write() {
     });
 }
 
-#[test]
-fn other_keys_pass_one_whose_call_stands_still() {
-    run(async {
-        let table = Table::held_up();
-        let store = Shared::around(table.clone());
-        let stuck = spawn_charge(&store, 1);
-        idle().await;
-        let same = spawn_charge(&store, 1);
-        let other = spawn_charge(&store, 2);
-        idle().await;
-        assert_eq!(table.reads.load(Ordering::SeqCst), 2, "of 1 and of 2, and not twice of 1");
-        table.let_through(6);
-        for asked in [stuck, same, other] {
-            assert!(asked.await.expect("no panic").expect("an answer"));
-        }
-        assert_eq!(table.used(), 3);
-    });
-}
-
 /// One full call costs a near database less than two others.
 #[test]
 fn near_calls_follow_each_other_unless_one_stands_still() {
@@ -302,22 +340,6 @@ fn a_charge_that_is_dropped_before_it_is_written_is_not_made() {
 }
 
 #[test]
-fn a_call_that_is_never_answered_keeps_no_counter() {
-    run(async {
-        let table = Table::held_up();
-        let store = Shared::around(table.clone());
-        for _ in 0..3 {
-            let asked = timeout(Duration::from_millis(250), charge(&store, 1)).await;
-            assert!(asked.is_err(), "it stands still");
-        }
-        sleep(Duration::from_secs(2)).await;
-        table.let_through(2);
-        assert!(charge(&store, 1).await.expect("an answer"));
-        assert_eq!(table.used(), 1);
-    });
-}
-
-#[test]
 fn a_runtime_that_ends_takes_only_its_own_calls_with_it() {
     let table = Table::held_up();
     let store = Shared::around(table.clone());
@@ -341,102 +363,18 @@ fn a_runtime_that_ends_takes_only_its_own_calls_with_it() {
 
 #[test]
 fn outside_of_a_runtime_nothing_is_charged() {
-    let table = Table::new(ManualClock::at_ms(NOW));
+    let table = Table::at_once();
     let store = Shared::around(table.clone());
     let answer = tower_fixed_window::testing::block_on(charge(&store, 1));
     assert!(answer.expect_err("no runtime").to_string().contains("runtime"));
     assert_eq!(table.used(), 0);
 }
 
-/// A table, and what happens on the way to it.
-#[derive(Clone)]
-struct Around {
-    table: Table,
-    /// The server is so far away.
-    away: Duration,
-    trouble: Trouble,
-    is_in_trouble: Arc<AtomicBool>,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Trouble {
-    None,
-    /// No row is found as it was read.
-    Forgets,
-    /// The connection is cut behind the server.
-    Cut,
-    /// The row of the key 0 can't be read.
-    Unreadable,
-    /// Reads stand still, with the runtime, for longer than callers wait.
-    Blocks,
-}
-
-impl Around {
-    fn new(table: &Table, trouble: Trouble) -> Self {
-        let is_in_trouble = Arc::new(AtomicBool::new(true));
-        Self { table: table.clone(), away: Duration::ZERO, trouble, is_in_trouble }
-    }
-
-    fn far(table: Table, away: Duration) -> Self {
-        Self { away, ..Self::new(&table, Trouble::None) }
-    }
-
-    fn set(&self, is_in_trouble: bool) {
-        self.is_in_trouble.store(is_in_trouble, Ordering::SeqCst);
-    }
-
-    async fn pass<T>(
-        &self,
-        answer: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        if !self.away.is_zero() {
-            sleep(self.away).await;
-        }
-        let answer = answer.await;
-        if !self.away.is_zero() {
-            sleep(self.away).await;
-        }
-        match self.is(Trouble::Cut) {
-            true => Err(StoreError::new("no connection")),
-            false => answer,
-        }
-    }
-
-    fn is(&self, trouble: Trouble) -> bool {
-        self.trouble == trouble && self.is_in_trouble.load(Ordering::SeqCst)
-    }
-}
-
-impl Counters for Around {
-    async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
-        let read = self.pass(self.table.read(counters)).await;
-        if self.is(Trouble::Blocks) {
-            std::thread::sleep(Duration::from_millis(30));
-        }
-        let zero = Key::from(0_u64);
-        match self.is(Trouble::Unreadable) && counters.iter().any(|of| of.key == zero) {
-            true => Err(StoreError::new("no count").of_key()),
-            false => read,
-        }
-    }
-
-    async fn write(&self, groups: &[Vec<Write>]) -> Result<(u64, Vec<Option<u64>>), StoreError> {
-        match self.is(Trouble::Forgets) {
-            true => Ok((0, vec![None; groups.len()])),
-            false => self.pass(self.table.write(groups)).await,
-        }
-    }
-
-    async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
-        self.table.reset(scope, key).await
-    }
-}
-
 #[test]
 fn a_table_that_never_finds_what_it_has_read_is_not_asked_for_ever() {
     run(async {
-        let table = Table::new(ManualClock::at_ms(NOW));
-        let store = Shared::around(Around::new(&table, Trouble::Forgets));
+        let table = Table::at_once().with(Trouble::Forgets);
+        let store = Shared::around(table.clone());
         let error = charge(&store, 1).await.expect_err("it can't be written");
         assert!(error.to_string().contains("changed"), "{error}");
         assert!(table.reads.load(Ordering::SeqCst) <= 101);
@@ -502,7 +440,7 @@ fn charges_that_pass_whatever_others_take_meanwhile_are_written_without_another_
 #[test]
 fn a_counter_that_was_just_written_is_not_read() {
     run(async {
-        let table = Table::new(ManualClock::at_ms(NOW));
+        let table = Table::at_once();
         let nodes = [table.clone(), table.other_handle()].map(Shared::around);
         let statements = || {
             let count = |of: &AtomicU64| of.swap(0, Ordering::SeqCst);
@@ -529,7 +467,7 @@ fn a_counter_that_was_just_written_is_not_read() {
 #[test]
 fn a_charge_counts_in_the_window_that_runs_when_it_is_written() {
     run(async {
-        let table = Table::new(ManualClock::at_ms(NOW));
+        let table = Table::at_once();
         let store = Shared::around(table.clone());
         let end = NOW.next_multiple_of(60_000);
         for at in [NOW, end - 1, end - 1, end, end, end + 59_999, end + 60_000] {
@@ -548,7 +486,7 @@ fn a_charge_counts_in_the_window_that_runs_when_it_is_written() {
 #[test]
 fn after_a_pause_a_counter_is_read() {
     run(async {
-        let table = Table::new(ManualClock::at_ms(NOW));
+        let table = Table::at_once();
         let store = Shared::around(table.clone());
         for (pause, reads) in [(0, 1), (9, 1), (9, 1), (10, 2), (0, 2)] {
             sleep(Duration::from_millis(pause)).await;
@@ -561,7 +499,7 @@ fn after_a_pause_a_counter_is_read() {
 /// It has connections of its own, which may have been cut.
 #[test]
 fn another_runtime_reads_a_counter_for_itself() {
-    let table = Table::new(ManualClock::at_ms(NOW));
+    let table = Table::at_once();
     let store = Shared::around(table.clone());
     let runtimes = [(); 2].map(|()| Builder::new_current_thread().enable_all().build().unwrap());
     for (runtime, reads) in [(0, 1), (1, 2)] {
@@ -575,7 +513,7 @@ fn another_runtime_reads_a_counter_for_itself() {
 #[test]
 fn what_is_written_without_a_read_is_taken_once() {
     run(async {
-        let table = Table::new(ManualClock::at_ms(NOW));
+        let table = Table::at_once();
         let store = Shared::around(table.clone());
         let (scope, quotas) = (Scope::named("one"), Quota::per_minute(5).reserve_up_to(5).into());
         let ask = async |key: &Key, cost, reserves| {
@@ -600,7 +538,7 @@ fn what_is_written_without_a_read_is_taken_once() {
 #[test]
 fn only_charges_that_pass_by_themselves_go_without_a_read() {
     run(async {
-        let table = Table::new(ManualClock::at_ms(NOW));
+        let table = Table::at_once();
         let store = Shared::around(table.clone());
         let limiter = Quota::per_minute(5).name("one").store(Remote::around(store.clone()));
         assert!(charge(&store, 1).await.expect("an answer"));
@@ -620,10 +558,10 @@ fn only_charges_that_pass_by_themselves_go_without_a_read() {
 fn nodes_that_meet_at_a_far_key_take_turns() {
     for nodes in [2, 4] {
         run(async {
-            let table = Table::new(ManualClock::at_ms(NOW));
+            let table = Table::at_once();
             let callers = (0..nodes).map(|node| {
                 let away = FAR + Duration::from_millis(node);
-                let store = Shared::around(Around::far(table.other_handle(), away));
+                let store = Shared::around(Table { away, ..table.other_handle() });
                 tokio::spawn(async move {
                     let mut longest = Duration::ZERO;
                     for _ in 0..50 {
@@ -650,10 +588,10 @@ fn nodes_that_meet_at_a_far_key_take_turns() {
 #[test]
 fn a_busy_node_lets_another_one_charge_two_quotas() {
     run(async {
-        let table = Table::new(ManualClock::at_ms(NOW));
+        let table = Table::at_once();
         let [busy, other] = [0, 1].map(|more| {
             let away = FAR + Duration::from_millis(more);
-            Shared::around(Around::far(table.other_handle(), away))
+            Shared::around(Table { away, ..table.other_handle() })
         });
         let is_over = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&is_over);
@@ -679,9 +617,8 @@ fn a_busy_node_lets_another_one_charge_two_quotas() {
 #[test]
 fn nodes_that_meet_at_a_far_hot_key_pass_much_of_what_one_could() {
     run(async {
-        let (table, start) = (Table::new(ManualClock::at_ms(NOW)), Instant::now());
-        let stores = [table.other_handle(), table].map(|table| Around::far(table, FAR / 20));
-        let stores = stores.map(Shared::around);
+        let (table, start) = (Table { away: FAR / 20, ..Table::at_once() }, Instant::now());
+        let stores = [table.other_handle(), table].map(Shared::around);
         let callers = (0..128).map(|caller| {
             let store = stores[caller % 2].clone();
             tokio::spawn(async move {
@@ -733,8 +670,8 @@ fn charges_that_expire_before_they_are_sent_open_no_breaker() {
 #[test]
 fn a_counter_that_can_not_be_read_is_the_failure_of_its_key_alone() {
     run(async {
-        let table = Table::held_up();
-        let limiter = limiter(Around::new(&table, Trouble::Unreadable));
+        let table = Table::held_up().with(Trouble::Unreadable);
+        let limiter = limiter(table.clone());
         let keys: Vec<_> = (1..50).chain([0, 2, 0, 2, 3]).collect();
         let asked = ask_each(&limiter, keys.clone());
         idle().await;
@@ -750,10 +687,9 @@ fn a_counter_that_can_not_be_read_is_the_failure_of_its_key_alone() {
 /// As over Redis (S32): a correction is done, or an error says that it is not.
 #[test]
 fn a_correction_that_expires_while_its_counter_is_read_is_not_reported_as_done() {
-    let table = Table::new(ManualClock::at_ms(NOW));
-    let around = Around::new(&table, Trouble::Blocks);
-    around.set(false);
-    let store = Shared::around(around.clone());
+    let table = Table::at_once().with(Trouble::Blocks);
+    table.set_trouble(false);
+    let store = Shared::around(table.clone());
     let store = store.in_time(Duration::from_millis(10)).expect("it ends its calls");
     let limiter = Limiter::new(Quota::per_minute(10).name("late").store(store));
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -765,7 +701,7 @@ fn a_correction_that_expires_while_its_counter_is_read_is_not_reported_as_done()
             }
         };
         let used = table.used();
-        around.set(true);
+        table.set_trouble(true);
         let settled = limiter.settle(receipt, 5).await;
         assert_eq!((settled.is_ok(), table.used()), (false, used), "it was not made");
     });
@@ -774,19 +710,18 @@ fn a_correction_that_expires_while_its_counter_is_read_is_not_reported_as_done()
 #[test]
 fn charges_lost_with_one_connection_are_one_failure() {
     run(async {
-        let table = Table::held_up();
-        let around = Around::new(&table, Trouble::Cut);
-        around.set(false);
-        let limiter = limiter(around.clone());
+        let table = Table::held_up().with(Trouble::Cut);
+        table.set_trouble(false);
+        let limiter = limiter(table.clone());
         let lost = ask_each(&limiter, 0..100);
         idle().await;
         assert_eq!(table.reads.load(Ordering::SeqCst), 2, "one alone, then the others");
-        around.set(true);
+        table.set_trouble(true);
         table.let_through(2);
         for is_local in join_all(lost).await {
             assert!(is_local.expect("no panic"), "its connection was cut");
         }
-        around.set(false);
+        table.set_trouble(false);
         table.let_through(100);
         let decision = limiter.check(200_u64).await.expect("an answer");
         assert!(!decision.is_local(), "the breaker is closed");
@@ -876,11 +811,8 @@ fn random_program(seed: u64) {
     let mut chance = fastrand::Rng::with_seed(seed);
     let fails = chance.bool();
     let scope = |name, limit| (Scope::named(name), Quota::per_minute(limit).into());
-    let table = Table {
-        chance: Some(Arc::new(Mutex::new(chance.fork()))),
-        fails,
-        ..Table::new(ManualClock::at_ms(NOW))
-    };
+    let table =
+        Table { chance: Some(Arc::new(Mutex::new(chance.fork()))), fails, ..Table::at_once() };
     let limit = chance.u64(20..200);
     let scopes = [scope("one", limit), scope("two", limit + 1), scope("three", limit + 2)];
     let world = Arc::new(World { scopes, taken: Mutex::default(), fails });

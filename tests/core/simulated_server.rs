@@ -2,7 +2,7 @@
 //! waits.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ pub(crate) struct Server(Arc<Inner>);
 
 struct Inner {
     clock: TokioClock,
-    /// By how much it was set back.
-    behind: AtomicU64,
+    /// By how many milliseconds it was set.
+    stepped: AtomicI64,
     states: Mutex<HashMap<Id, State>>,
     calls: AtomicU64,
     in_turns: bool,
@@ -54,7 +54,7 @@ impl Server {
     fn new(in_turns: bool) -> Self {
         Self(Arc::new(Inner {
             clock: TokioClock::at_ms(TURN),
-            behind: AtomicU64::new(0),
+            stepped: AtomicI64::new(0),
             states: Mutex::default(),
             calls: AtomicU64::new(0),
             in_turns,
@@ -73,9 +73,9 @@ impl Server {
         *self.0.ways.lock().expect("no panic") = [there, back];
     }
 
-    /// Sets the clock back.
-    pub(crate) fn step_back(&self, by: Duration) {
-        self.0.behind.fetch_add(by.as_millis() as u64, Ordering::SeqCst);
+    /// Sets the clock forward, or back.
+    pub(crate) fn step(&self, ms: i64) {
+        self.0.stepped.fetch_add(ms, Ordering::SeqCst);
     }
 
     /// Lets the calls of a scope fail, or no longer.
@@ -166,7 +166,7 @@ impl Store for Server {
     }
 
     fn now_ms(&self) -> u64 {
-        self.0.clock.now_ms() - self.0.behind.load(Ordering::SeqCst)
+        self.0.clock.now_ms().saturating_add_signed(self.0.stepped.load(Ordering::SeqCst))
     }
 }
 

@@ -93,10 +93,6 @@ pub(crate) fn amounts() -> impl Strategy<Value = Amounts> {
     })
 }
 
-pub(crate) fn plain_amounts() -> impl Strategy<Value = Amounts> {
-    (1..=20_u64, prop_oneof![3 => Just(0), 1 => 1..=30_u64]).prop_map(|(l, more)| (l, more, 0))
-}
-
 fn window_ms() -> impl Strategy<Value = u64> {
     prop_oneof![
         3 => 1..=10_u64,

@@ -2,7 +2,6 @@
 
 use std::env;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -44,18 +43,7 @@ fn the_child_does_its_task() {
             println!("\nopen");
             let _ = std::io::stdin().read(&mut [0]);
         }
-        "forbidden" => match MemoryStore::open(file, Duration::MAX) {
-            Ok(_) => println!("\nopened"),
-            Err(error) => println!("\nerror: {:?}: {error}", error.kind()),
-        },
-        other => {
-            let (task, now) = other.split_once(' ').expect("a time");
-            let now = now.parse().expect("milliseconds");
-            match task {
-                "day" => count_on_a_day(file, now),
-                _ => count_for_days(file, now),
-            }
-        }
+        now => count_on_a_day(file, now.parse().expect("milliseconds")),
     }
 }
 
@@ -116,39 +104,6 @@ fn count_on_a_day(file: &Path, now: u64) {
     println!("\npassed {passed:?}");
 }
 
-/// Takes 2 as the day ends by the file, and prints what is left then and later.
-fn count_for_days(file: &Path, midnight: u64) {
-    let clock = ManualClock::at_ms(midnight);
-    let store = MemoryStore::with_max_keys(100).clock(clock.clone());
-    let store = store.saved_to(file, Duration::MAX).expect("opens");
-    let keeps = Quota::per_day(5).in_zone("Test/Zone").rollover_up_to(10);
-    let limiter = Limit::new(keeps).name("keeps").store(store);
-    assert!(answer(limiter.charge("alice", 2)).is_ok());
-    let left = [0, 5, 24, 29].map(|hours| {
-        clock.set_ms(midnight + hours * 3_600_000);
-        answer(limiter.peek("alice")).remaining()
-    });
-    println!("\nleft {left:?}");
-}
-
-/// By the new edition the day ends some hours after the file's, and grants no second time then.
-#[test]
-fn a_window_behind_one_that_ended_early_grants_once() {
-    for hours in [-1, -5] {
-        let folder = folder();
-        let zones = folder.path().join("zones");
-        let told = |hours, task: &str, now: u64| {
-            zone(&zones, hours);
-            let mut child = child(&format!("{task} {now}"), &folder.path().join("counts"));
-            child.env("TZDIR", &zones);
-            output(child).0
-        };
-        assert!(told(0, "day", MIDNIGHT - 3_600_000).contains("passed [5, 10, 5]"));
-        let told = told(hours, "days", MIDNIGHT);
-        assert!(told.contains("left [3, 3, 3, 8]"), "{hours}: {told}");
-    }
-}
-
 /// S35: the end of a window that runs is in the file, and binds another edition of the zone data.
 #[test]
 fn another_edition_of_the_zone_data_grants_nothing_again() {
@@ -158,7 +113,7 @@ fn another_edition_of_the_zone_data_grants_nothing_again() {
         let zones = folder.path().join("zones");
         let passed = |hours, now: u64| {
             zone(&zones, hours);
-            let mut child = child(&format!("day {now}"), &folder.path().join("counts"));
+            let mut child = child(&now.to_string(), &folder.path().join("counts"));
             child.env("TZDIR", &zones);
             let told = output(child).0;
             told.lines().find(|line| line.starts_with("passed")).expect("it is told").to_owned()
@@ -185,33 +140,6 @@ fn a_file_that_another_process_holds_is_an_error_until_that_ends() {
     child.kill().expect("killed");
     child.wait().expect("ended");
     drop(MemoryStore::open(&file, Duration::MAX).expect("opens"));
-}
-
-/// Runs as another user, since root may open any file.
-#[test]
-fn no_permission_is_an_error_that_says_so() {
-    let folder = folder();
-    let file = folder.path().join("counts");
-    drop(MemoryStore::open(&file, Duration::MAX).expect("opens"));
-    let mut child = child("forbidden", &file);
-    if std::fs::metadata(folder.path()).is_ok_and(|_| is_root()) {
-        child.uid(65_534).gid(65_534);
-    } else {
-        eprintln!("skipped: only root can be somebody else");
-        return;
-    }
-    let child = match child.output() {
-        Ok(output) => String::from_utf8(output.stdout).expect("text"),
-        Err(error) => return eprintln!("skipped: this program can't be run by others: {error}"),
-    };
-    let told = child.lines().find(|line| line.starts_with("error: ")).expect("an error");
-    assert!(told.starts_with("error: PermissionDenied: can't "), "{told}");
-    assert!(told.contains("counts"), "{told}");
-}
-
-fn is_root() -> bool {
-    let id = Command::new("id").arg("-u").output().expect("id runs");
-    id.stdout == b"0\n"
 }
 
 /// Saves fail three times, and work again.
