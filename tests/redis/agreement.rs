@@ -1,16 +1,46 @@
-//! A store in memory beside one in Redis: both must decide the same, whatever happens to a key, of one
-//! limit or of several.
+//! A store in Redis beside the arithmetic, which decides in memory: both must decide the same, whatever
+//! happens to a key, of one limit or of several.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::{Duration, UNIX_EPOCH};
 
 use fastrand::Rng;
-use redis::aio::MultiplexedConnection;
-use tower_fixed_window::store::{Account, Adjust, Charge, Scope, State, Store};
-use tower_fixed_window::{Clock, Decision, Key, ManualClock, MemoryStore, Quota, Quotas, Usage};
+use harness::Server;
+use redis::aio::ConnectionLike;
+use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, State, Store};
+use tower_fixed_window::{Clock, Decision, Key, ManualClock, Quota, Quotas, StoreError, Usage};
 use tower_fixed_window_redis::RedisStore;
 
-use crate::gathered_calls::at_once;
+/// Polls the replies in this order, all before the first answer.
+pub(crate) async fn at_once(
+    replies: impl IntoIterator<Item = Reply<Decision>>,
+) -> Vec<Result<Decision, StoreError>> {
+    let mut all: Vec<_> = replies.into_iter().map(|reply| (reply, None)).collect();
+    poll_fn(|cx| {
+        let mut done = true;
+        for (reply, answer) in &mut all {
+            if answer.is_none()
+                && let Poll::Ready(ready) = Pin::new(reply).poll(cx)
+            {
+                *answer = Some(ready);
+            }
+            done &= answer.is_some();
+        }
+        if done { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    all.into_iter().map(|(_, answer)| answer.expect("it is done")).collect()
+}
+
+/// Asserts that no key is kept for ever.
+pub(crate) fn assert_all_expire(server: &Server) {
+    let without = "local n = 0 for _, key in ipairs(redis.call('KEYS', '*')) do \
+                   if redis.call('PTTL', key) < 0 then n = n + 1 end end return n";
+    assert_eq!(server.ask::<u64>(&["EVAL", without, "0"]), 0, "keys without an expiry");
+}
 
 /// The arithmetic over counts that never expire.
 #[derive(Default)]
@@ -40,15 +70,11 @@ impl Model {
     }
 }
 
-/// Two stores with one clock, and the arithmetic.
+/// A store, and the arithmetic by the same clock.
 pub(crate) struct Pair<S> {
     seed: u64,
     clock: ManualClock,
     model: Model,
-    pub(crate) memory: MemoryStore,
-    /// Otherwise an entry may be another one's by now, since it had expired before the clock was set
-    /// back. Then only the arithmetic is compared.
-    memory_has_all: bool,
     pub(crate) redis: S,
     /// The decisions that passed, for later corrections.
     taken: Vec<Decision>,
@@ -58,26 +84,18 @@ impl<S: Store> Pair<S> {
     /// Counters in Redis are new for each seed. Nothing here depends on time, since a busy machine
     /// may be slow.
     pub(crate) fn new(
-        connection: &MultiplexedConnection,
+        connection: &(impl ConnectionLike + Clone + Send + Sync + 'static),
         seed: u64,
         clock: &ManualClock,
         with: impl Fn(RedisStore) -> S,
     ) -> Self {
         let redis = RedisStore::from(connection.clone()).deadline(Duration::from_secs(60));
         let redis = with(redis.prefix(&seed.to_string()).clock(clock.clone()));
-        // With enough room: no key takes an entry that has expired, which would be another key's
-        // after the clock steps back.
-        let memory = MemoryStore::new().clock(clock.clone());
-        let (clock, model) = (clock.clone(), Model::default());
-        Self { seed, clock, model, memory, memory_has_all: true, redis, taken: Vec::new() }
+        Self { seed, clock: clock.clone(), model: Model::default(), redis, taken: Vec::new() }
     }
 
     pub(crate) async fn charge(&mut self, charge: Charge<'_>, at: &str) -> Decision {
         let expected = self.model.charge(charge, self.clock.now_ms());
-        if self.memory_has_all {
-            let memory = self.memory.charge(charge).await.expect("memory answers");
-            assert_eq!(memory, expected, "{at}: {charge:?}");
-        }
         let decision = self.redis.charge(charge).await;
         let decision = decision.unwrap_or_else(|error| panic!("{at}: {error}"));
         let each = |of: &Decision| of.limits().map(|(_, of)| of).collect::<Vec<_>>();
@@ -107,28 +125,26 @@ impl<S: Store> Pair<S> {
             false => Adjust::take(account, tokens(rng), &decision),
         };
         self.model.adjust(adjust, self.clock.now_ms());
-        self.memory.adjust(adjust).await.expect("memory answers");
         self.redis.adjust(adjust).await.unwrap_or_else(|error| panic!("{at}: {error}"));
     }
 
     async fn reset(&mut self, scope: &Scope, key: &Key, at: &str) {
         self.model.0.retain(|(of, other, _), _| of != scope.name() || other != key);
-        self.memory.reset(scope, key).await.expect("memory answers");
         let reset = self.redis.reset(scope, key).await;
         reset.unwrap_or_else(|error| panic!("{at}: {error}"));
     }
 }
 
 impl Pair<RedisStore> {
-    /// Charges all at once in Redis, and one after the other in memory: the same decisions.
-    pub(crate) async fn charge_at_once(&self, crowd: &[Charge<'_>]) -> Vec<Decision> {
+    /// Charges all at once in Redis, and one after the other in the model: the same decisions.
+    pub(crate) async fn charge_at_once(&mut self, crowd: &[Charge<'_>]) -> Vec<Decision> {
         // Otherwise the first charge may wait for the check of an idle connection, and come late.
         self.redis.ping().await.expect("it answers");
         let answers = at_once(crowd.iter().map(|&charge| self.redis.charge(charge))).await;
         let mut decisions = Vec::new();
         for (i, (&charge, answer)) in crowd.iter().zip(answers).enumerate() {
-            let expected = self.memory.charge(charge).await.expect("memory answers");
             let (seed, now) = (self.seed, self.clock.now_ms());
+            let expected = self.model.charge(charge, now);
             let at = format!("SEED={seed} charge {i} at {now}: {charge:?}");
             let decision = answer.unwrap_or_else(|error| panic!("{at}: {error:?}"));
             assert_eq!(decision, expected, "{at}");
@@ -151,6 +167,9 @@ pub(crate) struct Seen {
     pub(crate) debts: u32,
     /// Tokens were used under a limit of 0.
     pub(crate) at_zero: u32,
+    /// A count has become larger than what Redis has as a number, or smaller again.
+    pub(crate) crossings: u32,
+    is_text: bool,
 }
 
 impl Seen {
@@ -161,6 +180,9 @@ impl Seen {
         }
         let any = |is: fn(&Usage) -> bool| u32::from(decision.usage().iter().any(is));
         self.above += any(|usage| usage.used() > usage.limit());
+        let is_text = any(|usage| u128::from(usage.used()) >= usage.window().as_micros()) > 0;
+        self.crossings += u32::from(is_text != self.is_text);
+        self.is_text = is_text;
         self.at_zero += any(|usage| usage.limit() == 0 && usage.used() > 0);
         let begins = |usage: &&Usage| {
             usage.reset_at() == UNIX_EPOCH + Duration::from_millis(now) + usage.window()
@@ -171,17 +193,18 @@ impl Seen {
 }
 
 /// Random operations on keys of each limit.
-pub(crate) struct Trace<Q, C> {
+pub(crate) struct Trace<Q, T, C> {
     /// The quotas of each limit.
     pub(crate) quotas: Q,
-    pub(crate) tokens: fn(&mut Rng) -> u64,
+    pub(crate) tokens: T,
     /// Returns the next time, from the time before and the decision made then.
     pub(crate) next: C,
 }
 
-impl<Q, C> Trace<Q, C>
+impl<Q, T, C> Trace<Q, T, C>
 where
     Q: Fn(&mut Rng) -> Vec<Quotas>,
+    T: Fn(&mut Rng) -> u64,
     C: Fn(&mut Rng, u64, Option<&Decision>) -> u64,
 {
     /// Charges, corrections, resets and changed limits over this many steps.
@@ -198,14 +221,10 @@ where
         let scopes: Vec<_> =
             (0..quotas.len()).map(|i| Scope::named(&format!("agreement-{i}"))).collect();
         let keys = [Key::from(rng.u64(..)), Key::from("another")];
-        // The entry of a single key is always its own.
         let keys = &keys[..scopes.len().min(2)];
-        let goes_back = rng.bool();
-        pair.memory_has_all = keys.len() == 1 || !goes_back;
         let mut now = next(rng, 0, None);
         for step in 0..steps {
-            let then = next(rng, now, last.as_ref());
-            now = if pair.memory_has_all && keys.len() > 1 { then.max(now) } else { then };
+            now = next(rng, now, last.as_ref());
             clock.set_ms(now);
             if rng.u8(..4) == 0 {
                 let new = some_quotas(rng);
@@ -221,7 +240,7 @@ where
             let account = Account::new(&scopes[of], &quotas[of], rng.choice(keys).expect("some"));
             match rng.u8(..20) {
                 0 => pair.reset(account.scope, account.key, &at).await,
-                1..=4 => pair.adjust(rng, account, tokens, &at).await,
+                1..=4 => pair.adjust(rng, account, &tokens, &at).await,
                 _ => {}
             }
             let lines: Vec<_> = scopes

@@ -1,12 +1,10 @@
 //! What the store does again and again: attempts to connect, scripts that nobody keeps, and calls of a
 //! runtime that stands still.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join;
-use harness::{ALONE, Fate, Proxy, Server, gateway};
+use harness::{ALONE, Proxy, Server};
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
 
@@ -37,28 +35,6 @@ async fn attempts_to_connect_to_a_silent_server_hold_three_sockets() {
     // With the one that was open before, and one that is being closed.
     assert!(most <= 5, "{most} sockets");
     assert!(healed.elapsed() < Duration::from_secs(2), "{:?}", healed.elapsed());
-}
-
-#[tokio::test]
-async fn a_server_that_never_keeps_scripts_gets_them_at_once() {
-    let Some(server) = Server::start() else { return };
-    let (port, asked) = (server.port, Arc::new(AtomicU64::new(0)));
-    let by_hash = Arc::clone(&asked);
-    let way = gateway(move |command| match &command[0][..] {
-        b"EVALSHA" => {
-            by_hash.fetch_add(1, Ordering::Relaxed);
-            Fate::Answer("-NOSCRIPT No matching script".to_owned())
-        }
-        _ => Fate::To(port),
-    });
-    let store = RedisStore::new(format!("redis://127.0.0.1:{way}/")).expect("an address");
-    let limiter = limiter(store.deadline(Duration::from_secs(5)));
-    for used in 1..=100 {
-        assert_eq!(limiter.check("ann").await.expect("it answers").used(), used);
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    let asked = asked.load(Ordering::Relaxed);
-    assert!(asked < 10, "{asked} calls by a hash for 100 decisions");
 }
 
 #[tokio::test]

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use harness::{Fate, Proxy, Server, gateway, wait_for};
-use redis::aio::ConnectionLike;
-use redis::{Cmd, Pipeline, RedisFuture, Value};
+use redis::Cmd;
 use tokio::time::timeout;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::{cluster, urls};
+use crate::idle_connections::answering;
 
 fn limiter(store: RedisStore) -> Limiter {
     let store = store.deadline(Duration::from_secs(5)).on_failure(OnStoreFailure::Deny);
@@ -69,49 +69,23 @@ async fn a_return_whose_answer_is_lost_is_not_repeated_on_a_cluster() {
     assert_eq!(returns.load(Ordering::SeqCst), 1, "it was sent once");
 }
 
-/// A connection whose answers are there at once. The one to the next command with this text is
+/// The answers of this connection are there at once. The first one to a command with this text is
 /// lost once the server has executed it.
-#[derive(Clone)]
-struct AtOnce {
-    url: String,
-    loses: Arc<AtomicBool>,
-    text: &'static str,
-}
-
-impl ConnectionLike for AtOnce {
-    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        let client = redis::Client::open(self.url.as_str()).expect("an address");
-        let answer = command.query(&mut client.get_connection().expect("a server"));
-        let args = String::from_utf8_lossy(&command.get_packed_command()).into_owned();
-        let is_lost = args.contains(self.text) && self.loses.swap(false, Ordering::SeqCst);
-        Box::pin(ready(if is_lost {
-            Err(io::Error::from(io::ErrorKind::BrokenPipe).into())
-        } else {
-            answer
-        }))
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        _: &'a Pipeline,
-        _: usize,
-        _: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        unimplemented!("the store sends single commands")
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
-}
-
 #[tokio::test]
 async fn what_is_lost_at_once_is_not_taken_for_unsent() {
     let Some(server) = Server::start() else { return };
-    let of = |text| {
-        let lost = AtOnce { url: server.url(), loses: Arc::new(AtomicBool::new(true)), text };
+    let of = |text: &'static str| {
         server.ask::<()>(&["FLUSHALL"]);
-        limiter(RedisStore::connecting(move || ready(Ok(lost.clone()))))
+        let (url, loses) = (server.url(), AtomicBool::new(true));
+        let (store, _) = answering(&server, move |_, command: &Cmd| {
+            let client = redis::Client::open(url.as_str()).expect("an address");
+            let answer = command.query(&mut client.get_connection().expect("a server"));
+            let args = String::from_utf8_lossy(&command.get_packed_command()).into_owned();
+            let is_lost = args.contains(text) && loses.swap(false, Ordering::SeqCst);
+            let lost = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+            Some(Box::pin(ready(if is_lost { lost() } else { answer })))
+        });
+        limiter(store)
     };
     assert_eq!(used_after_a_lost_return(&of("\r\nreturn\r\n")).await, 5);
     let charged = of("\r\ncharge\r\n");

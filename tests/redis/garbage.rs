@@ -1,7 +1,7 @@
 //! Values and answers that no store of this crate has written: each is an error, none a panic, and
 //! none costs the connection.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use harness::{Fate, Proxy, Server, contains, gateway};
@@ -100,20 +100,4 @@ async fn an_answer_that_means_nothing_is_an_error_and_keeps_the_connection() {
         assert_eq!(errors, ["Redis returned an unexpected answer"], "{answer}");
         assert_eq!(way.made(), 1, "{answer}");
     }
-}
-
-/// Its connection can't be used any more. The next ones are made 250 ms apart.
-#[tokio::test]
-async fn answers_that_are_not_redis_protocol_do_not_cost_a_connection_each() {
-    let Some(server) = Server::start() else { return };
-    let (limiter, way) = limiter_of("?what", &server);
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(1_500) {
-        let error = limiter.check(0_u64).await.expect_err("it means nothing").to_string();
-        let says =
-            ["this is not Redis' protocol", "the store keeps failing", "Redis can't be reached"];
-        assert!(says.iter().any(|says| error.starts_with(says)), "{error}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    assert!(way.made() < 12, "{} connections", way.made());
 }

@@ -1,21 +1,20 @@
-//! Decisions that travel together are those that would have been made one after the other.
+//! Decisions that travel together are those that would have been made one after the other. Equal charges
+//! of one key are counted by one command.
 
-use std::future::poll_fn;
-use std::pin::Pin;
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fastrand::Rng;
 use futures_util::future::join4;
 use harness::{ALONE, Proxy, Server};
 use redis::aio::MultiplexedConnection;
 use tower_fixed_window::store::{Account, Adjust, Charge, Reply, Scope, Store};
-use tower_fixed_window::{Decision, Key, ManualClock, OnStoreFailure, Quota, Quotas, StoreError};
+use tower_fixed_window::{Decision, Key, ManualClock, OnStoreFailure, Quota, Quotas};
 use tower_fixed_window_redis::RedisStore;
 
-use crate::agreement::Pair;
+use crate::agreement::{Pair, assert_all_expire, at_once};
 use crate::conformance::connect;
 use crate::differential::{around, quota_around};
 use crate::random::{env, length, start, step_clock, tokens, with_limits};
@@ -84,27 +83,6 @@ pub(crate) fn store(store: RedisStore) -> RedisStore {
     store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny)
 }
 
-/// Polls the replies in this order, all before the first answer.
-pub(crate) async fn at_once(
-    replies: impl IntoIterator<Item = Reply<Decision>>,
-) -> Vec<Result<Decision, StoreError>> {
-    let mut all: Vec<_> = replies.into_iter().map(|reply| (reply, None)).collect();
-    poll_fn(|cx| {
-        let mut done = true;
-        for (reply, answer) in &mut all {
-            if answer.is_none()
-                && let Poll::Ready(ready) = Pin::new(reply).poll(cx)
-            {
-                *answer = Some(ready);
-            }
-            done &= answer.is_some();
-        }
-        if done { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    all.into_iter().map(|(_, answer)| answer.expect("it is done")).collect()
-}
-
 pub(crate) fn charges(
     store: &RedisStore,
     keys: impl IntoIterator<Item = u64>,
@@ -132,51 +110,81 @@ pub(crate) async fn connect_with_script(server: &Server) -> MultiplexedConnectio
     connection
 }
 
+/// Of any quotas, of limits around the largest count that Redis has as a number, and of charges that
+/// are equal, which one command counts.
 #[tokio::test]
 async fn gathered_calls_are_decided_in_the_order_they_were_made() {
     let Some(server) = Server::start() else { return };
     let connection = connect_with_script(&server).await;
     let scope = Scope::named("together");
-    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 60));
-    let (mut asked, before) = (0, scripts(&server));
+    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 180));
+    let (mut asked, mut crossings, mut splits, before) = (0, 0, 0, scripts(&server));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
-        let clock = ManualClock::at_ms(start(&mut rng));
-        let pair = Pair::new(&connection, seed, &clock, |store| store);
-        let windows: Vec<_> = (0..4)
-            .map(|_| {
-                let length = length(&mut rng);
-                (length, rng.u8(..6), rng.u64(..length))
-            })
-            .collect();
         let mut now = start(&mut rng);
+        let clock = ManualClock::at_ms(now);
+        let mut pair = Pair::new(&connection, seed, &clock, |store| store);
+        let (around_text, equal) = (seed % 3 == 1, seed % 3 == 2);
+        let window = |rng: &mut Rng| {
+            let length = length(rng);
+            (length, rng.u8(..6), rng.u64(..length))
+        };
+        let windows: Vec<_> =
+            (0..[1, 1, 2, 4][seed as usize % 4]).map(|_| window(&mut rng)).collect();
+        let (length, anchor, offset) = windows[0];
+        // The last ones are together more than a window has microseconds: their number is the time.
+        let part = (length * 1_000 / rng.u64(2..200)).max(1);
+        let costs = [1, rng.u64(2..10), around(&mut rng, length), part];
+        let (mut is_text, keys) = ([false; 5], [0, 1, 2, 3, 4_u64].map(Key::from));
         for _ in 0..4 {
-            now = step_clock(&mut rng, now, windows[0].0);
-            clock.set_ms(now);
-            // All these kinds of quotas have the same windows, and so the same counters.
-            let kinds: Vec<Quotas> = (0..rng.usize(1..5))
-                .map(|_| with_limits(&mut rng, &windows[..[1, 1, 2, 4][seed as usize % 4]]))
-                .collect();
-            let keys: Vec<Key> = (0..rng.u64(1..20)).map(Key::from).collect();
-            let crowd: Vec<_> = (0..rng.usize(1..300))
-                .map(|_| {
-                    let (quotas, key) = (rng.choice(&kinds), rng.choice(&keys));
-                    let account = Account::new(&scope, quotas.expect("some"), key.expect("some"));
-                    let charge = Charge::new(account, tokens(&mut rng));
-                    match rng.u8(..6) {
-                        0 => charge.reserving(),
-                        2 => charge.peeking(),
-                        _ => charge,
-                    }
-                })
-                .collect();
+            // All these have the same windows, and so the same counters.
+            let quotas = |rng: &mut Rng| match rng.u8(..4) {
+                _ if !around_text && !equal => with_limits(rng, &windows),
+                // The crowd below is about as large.
+                0 | 1 if equal => Quota::new(rng.u64(1..400), Duration::from_millis(length)).into(),
+                _ => quota_around(rng, length, anchor % 3, offset).into(),
+            };
+            let kinds: Vec<Quotas> = (0..rng.usize(1..8)).map(|_| quotas(&mut rng)).collect();
+            let (mut of, mut crowd) = (Vec::new(), Vec::new());
+            while crowd.len() < 200 {
+                let (quotas, key) = (rng.choice(&kinds).expect("some"), rng.usize(..keys.len()));
+                let cost = match (around_text, equal) {
+                    (true, _) if rng.bool() => around(&mut rng, length),
+                    (true, _) => 1,
+                    (_, true) => *rng.choice(&costs).expect("some"),
+                    _ => tokens(&mut rng),
+                };
+                let charge = Charge::new(Account::new(&scope, quotas, &keys[key]), cost);
+                let charge = match rng.u8(..8) {
+                    0 => charge.reserving(),
+                    2 => charge.peeking(),
+                    _ => charge,
+                };
+                let times = if equal { rng.usize(1..100) } else { 1 };
+                of.extend([key].repeat(times));
+                crowd.extend([charge].repeat(times));
+            }
             asked += crowd.len() as u64;
-            let _ = pair.charge_at_once(&crowd).await;
+            let decisions = pair.charge_at_once(&crowd).await;
+            let outcome = |two: &[Decision]| two[0].is_allowed() != two[1].is_allowed();
+            splits +=
+                u32::from(equal) * decisions.windows(2).filter(|of| outcome(of)).count() as u32;
+            let passed = of.into_iter().zip(&decisions).filter(|(_, of)| of.is_allowed());
+            for (key, decision) in passed.filter(|_| around_text) {
+                let text = decision.used() >= length * 1_000;
+                crossings += u32::from(text != is_text[key]);
+                is_text[key] = text;
+            }
+            now = step_clock(&mut rng, now, length);
+            clock.set_ms(now);
         }
     }
+    assert_all_expire(&server);
     let calls = scripts(&server) - before;
-    println!("{asked} decisions in {calls} calls");
+    println!("{asked} decisions in {calls} calls, {crossings} crossings, {splits} splits");
     assert!(calls * 20 < asked, "{asked} decisions in {calls} calls");
+    assert!(rounds < 180 || crossings >= 100, "{crossings} times a count changed its form");
+    assert!(rounds < 180 || splits > 400, "{splits} times some charges were refused, others not");
 }
 
 /// Also if the call before has left the count as text or as a number, and this one changes that.
@@ -192,50 +200,11 @@ async fn calls_that_wait_for_a_connection_go_in_the_order_they_were_made() {
 }
 
 #[tokio::test]
-async fn gathered_calls_may_alternate_between_number_and_text() {
-    let Some(server) = Server::start() else { return };
-    let connection = connect_with_script(&server).await;
-    let scope = Scope::named("together");
-    let (first, rounds) = (env("SEED", 1), env("ROUNDS", 100));
-    let mut crossings = 0;
-    for seed in first..first + rounds {
-        let mut rng = Rng::with_seed(seed);
-        let clock = ManualClock::at_ms(1_700_000_000_000);
-        let pair = Pair::new(&connection, seed, &clock, |store| store);
-        let length = length(&mut rng);
-        let (anchor, offset) = (rng.u8(..3), rng.u64(..length));
-        let kinds: Vec<Quotas> =
-            (0..8).map(|_| quota_around(&mut rng, length, anchor, offset).into()).collect();
-        let keys: Vec<Key> = (0..5_u64).map(Key::from).collect();
-        let mut is_text = [false; 5];
-        for _ in 0..3 {
-            let (of, crowd): (Vec<_>, Vec<_>) = (0..100)
-                .map(|_| {
-                    let (quotas, key) = (rng.choice(&kinds).expect("some"), rng.usize(..5));
-                    let cost = if rng.bool() { 1 } else { around(&mut rng, length) };
-                    (key, Charge::new(Account::new(&scope, quotas, &keys[key]), cost))
-                })
-                .unzip();
-            let decisions = of.into_iter().zip(pair.charge_at_once(&crowd).await);
-            for (key, decision) in decisions.filter(|(_, decision)| decision.is_allowed()) {
-                let text = decision.used() >= length * 1_000;
-                crossings += u32::from(text != is_text[key]);
-                is_text[key] = text;
-            }
-            // The clock moves to another window, also to an earlier one.
-            clock.set_ms(1_700_000_000_000 + rng.u64(..3) * length);
-        }
-    }
-    println!("{crossings} crossings");
-    assert!(rounds < 100 || crossings >= 100, "{crossings} crossings");
-}
-
-#[tokio::test]
 async fn a_key_with_an_unreadable_value_fails_alone() {
     let Some(server) = Server::start() else { return };
     let store = store(RedisStore::from(connect(&server.url()).await));
     server.ask::<String>(&["SET", "tfw1:{together:u5}", "no hash"]);
-    for key in [9, 10, 127] {
+    for key in [9, 10, 59] {
         server.ask::<u64>(&[
             "HSET",
             &format!("tfw1:{{together:u{key}}}"),
@@ -243,16 +212,22 @@ async fn a_key_with_an_unreadable_value_fails_alone() {
             "no count",
         ]);
     }
-    let bad = [5, 9, 10, 127];
-    let answers = at_once(charges(&store, 0..128)).await;
-    for (key, answer) in (0..).zip(answers) {
+    let bad = [5, 9, 10, 59];
+    // Some are asked for again, in charges that are equal.
+    let keys: Vec<u64> = (0..60).chain([[1; 20], [5; 20], [9; 20]].concat()).collect();
+    let (answers, mut used) = (at_once(charges(&store, keys.iter().copied())).await, [0; 60]);
+    for (key, answer) in keys.into_iter().zip(answers) {
         match answer {
             Err(error) => {
                 assert!(bad.contains(&key), "{key}: {error:?}");
                 let text = error.to_string();
                 assert_eq!(text, "Redis has another value for this key (WRONGTYPE)");
             }
-            Ok(decision) => assert_eq!((decision.used(), bad.contains(&key)), (1, false), "{key}"),
+            Ok(decision) => {
+                let used = &mut used[key as usize];
+                *used += 1;
+                assert_eq!((decision.used(), bad.contains(&key)), (*used, false), "{key}");
+            }
         }
     }
     assert_eq!(scripts(&server), 2, "one alone, and all others");
@@ -269,42 +244,6 @@ async fn a_missing_script_fails_no_call_and_counts_none_twice() {
             assert!(answer.expect("it answers").is_allowed());
         }
         assert_eq!(used(&server, 7), 3 * round);
-    }
-}
-
-/// Each charge counts as often as it was sent: once, to a server that did no more work.
-#[tokio::test(flavor = "multi_thread")]
-async fn calls_in_flight_when_the_server_dies_are_not_sent_again() {
-    let _alone = ALONE.lock().await;
-    let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]) else {
-        return;
-    };
-    let store = store(RedisStore::new(server.url()).expect("an address"));
-    for answer in at_once(charges(&store, 0..300)).await {
-        assert!(answer.expect("it answers").is_allowed());
-    }
-    server.freeze();
-    let asked = Instant::now();
-    let crowd = charges(&store, 0..300);
-    let crowd = tokio::spawn(async move { (at_once(crowd).await, asked.elapsed()) });
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    server.kill();
-    let (answers, took) = crowd.await.expect("no panic");
-    assert!(answers.iter().all(Result::is_err), "nobody was there");
-    assert!(took < Duration::from_millis(750), "all of them in time: {took:?}");
-    server.restart();
-    // A store that repeats its calls would do so within this time.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    for key in 0..300 {
-        assert_eq!(used(&server, key), 1, "of key {key}");
-    }
-    loop {
-        // The lost calls don't delay later ones.
-        let answers = at_once(charges(&store, 0..300)).await;
-        if answers.iter().all(Result::is_ok) {
-            break;
-        }
-        assert!(asked.elapsed() < Duration::from_secs(10), "it answers again");
     }
 }
 
@@ -390,22 +329,51 @@ async fn a_call_of_its_own_that_is_late_is_not_sent() {
     assert_eq!(used(&server, 1), 1);
 }
 
-/// Streams and selects may poll a future once, and then drop or delay it.
+/// One charge leaves alone, and then up to 128 together.
 #[tokio::test]
-async fn a_future_that_is_not_polled_again_blocks_no_other_call() {
+async fn one_command_counts_all_equal_charges() {
     let Some(server) = Server::start() else { return };
-    let store =
-        store(RedisStore::from(connect(&server.url()).await).deadline(Duration::from_secs(20)));
-    let mut busy = charges(&store, 0..2);
-    poll_fn(|cx| {
-        assert!(busy.iter_mut().all(|reply| Pin::new(reply).poll(cx).is_pending()));
-        Poll::Ready(())
-    })
-    .await;
-    let others = at_once(charges(&store, 2..9));
-    let answers = tokio::time::timeout(Duration::from_secs(10), others).await.expect("in time");
-    assert!(answers.iter().all(Result::is_ok));
-    for answer in at_once(busy).await {
-        assert!(answer.expect("it is there").is_allowed());
+    let store = store(RedisStore::new(server.url()).expect("an address"));
+    // Loads the script: a call that finds it missing is repeated after later ones.
+    let _ = at_once(charges(&store, 10..19)).await;
+    let before = commands(&server, "hincrby");
+    let answers = at_once(charges(&store, [7; 129])).await;
+    for (i, answer) in (1..).zip(answers) {
+        assert_eq!(answer.expect("it answers").used(), i);
+    }
+    assert_eq!(used(&server, 7), 129);
+    // The first command finds no window, and a second one begins it.
+    assert_eq!(commands(&server, "hincrby") - before, 2 + 1);
+
+    // The limit is a million.
+    let (scope, quotas) = (Scope::named("together"), Quota::per_day(1_000_000).into());
+    let key = Key::from(7_u64);
+    let charge = Charge::new(Account::new(&scope, &quotas, &key), 500_000);
+    let answers = at_once([charge; 10].map(|charge| store.charge(charge))).await;
+    let allowed = answers.into_iter().map(|answer| answer.expect("it answers").is_allowed());
+    assert_eq!(allowed.filter(|allowed| *allowed).count(), 1);
+    assert_eq!(used(&server, 7), 500_129);
+}
+
+/// Others that ask for the key in a group come between.
+#[tokio::test]
+async fn equal_charges_around_a_group_keep_their_order() {
+    let Some(server) = Server::start() else { return };
+    let store = store(RedisStore::from(connect_with_script(&server).await));
+    let (scope, quotas) = (Scope::named("together"), Quota::per_day(50).into());
+    let beside = Scope::named("beside");
+    for at in [0, 1] {
+        let [key, other] = [100, 200].map(|key| Key::from(key + at as u64));
+        let charge = |key| Charge::new(Account::new(&scope, &quotas, key), 1);
+        let mut group = [(Account::new(&beside, &quotas, &key), 1); 2];
+        group[at] = (Account::new(&scope, &quotas, &key), 1);
+        let three = || (0..3).map(|_| store.charge(charge(&key)));
+        let all = iter::once(store.charge(charge(&other)))
+            .chain(three())
+            .chain([store.charge(Charge::together(&group))])
+            .chain(three());
+        let answers = at_once(all.collect::<Vec<_>>()).await;
+        let used = answers.into_iter().skip(1).map(|answer| answer.expect("it answers").used());
+        assert_eq!(used.collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7], "{at}");
     }
 }

@@ -1,6 +1,6 @@
 //! A server that is far, slow or busy is not one that failed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use harness::{ALONE, Proxy, Server};
@@ -8,6 +8,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
+
+use crate::outage::Load;
 
 fn limiter(store: RedisStore) -> Limiter {
     Quota::per_day(1_000_000).from_first_request().name("distance").store(store)
@@ -47,24 +49,6 @@ async fn thousands_of_concurrent_calls_take_one_round_trip_at_any_latency() {
     assert_eq!(local.iter().filter(|&&local| local).count(), 0);
 }
 
-/// At first, the store has fewer calls in flight than the new latency needs.
-#[tokio::test(flavor = "multi_thread")]
-async fn nodes_share_a_count_when_latency_grows() {
-    let _alone = ALONE.lock().await;
-    let Some(server) = Server::start() else { return };
-    let far = Proxy::to(server.port);
-    let limiter = limiter(store(far.port).deadline(Duration::from_millis(1_500)));
-    while is_local(&limiter, 0).await {}
-    for _ in 0..20 {
-        at_once(&limiter, 0..100).await;
-    }
-    far.set_delay(|| Duration::from_millis(100));
-    for _ in 0..3 {
-        let local = at_once(&limiter, 0..500).await;
-        assert_eq!(local.iter().filter(|&&local| local).count(), 0);
-    }
-}
-
 #[tokio::test]
 async fn calls_that_time_out_open_the_breaker_even_if_their_callers_have_left() {
     let _alone = ALONE.lock().await;
@@ -102,6 +86,30 @@ async fn a_single_call_to_a_frozen_server_opens_the_breaker() {
         |error: &&String| *error == "the store keeps failing: the circuit breaker is open";
     assert!(errors.iter().filter(is_open).count() >= 9, "{errors:?}");
     server.thaw();
+}
+
+/// Handles share a breaker, and none holds it closed for others (S32).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_patient_handle_does_not_make_the_others_wait() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let store = store(server.port);
+    let (usual, patient) =
+        (limiter(store.clone()), limiter(store.deadline(Duration::from_secs(5))));
+    while is_local(&usual, 0).await {}
+    let load = Load::of_keys(&[patient], vec![1], 64);
+    sleep(Duration::from_millis(300)).await;
+    server.freeze();
+    let (frozen, mut waited) = (Instant::now(), 0);
+    while frozen.elapsed() < Duration::from_secs(3) {
+        let asked = Instant::now();
+        assert!(is_local(&usual, 0).await);
+        waited += u32::from(asked.elapsed() > Duration::from_millis(125));
+        sleep(Duration::from_millis(20)).await;
+    }
+    server.thaw();
+    load.stop().await;
+    assert!(waited <= 2, "{waited} waited");
 }
 
 /// Closes a connection that was used lately, so that only the next call notices.

@@ -1,11 +1,11 @@
-//! The operator's view of a Redis that is stopped, frozen, slow, partly down, cut off, or refuses:
-//! the metrics of docs/observing.md and the log. docs/operations/alerts-test.yml has the alerts that
-//! such metrics trigger.
+//! The operator's view of a Redis that is stopped, frozen or partly down: the metrics of
+//! docs/observing.md and the log. docs/operations/alerts-test.yml has the alerts that such metrics
+//! trigger.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use harness::{ALONE, Proxy, Server, free_port};
+use harness::{ALONE, Server, free_port};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::sleep;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
@@ -13,7 +13,7 @@ use tower_fixed_window_redis::RedisStore;
 use tracing::subscriber::DefaultGuard;
 
 use crate::cluster_and_sentinel::{cluster_with, urls};
-use crate::outage::Log;
+use crate::outage::{Load, Log};
 use crate::silent_hosts::watched;
 
 /// Requests that are in flight at a time, of one node.
@@ -55,6 +55,15 @@ impl Operator {
         pairs.map(|(name, value)| (name.to_owned(), value.parse().expect("a number"))).collect()
     }
 
+    fn numbers(&self) -> Numbers {
+        let series = self.series();
+        METRICS.map(|(metric, label)| {
+            let metric = format!("tower_fixed_window_{metric}");
+            let is = |name: &str| name.split('{').next() == Some(&metric) && name.contains(label);
+            series.iter().filter(|(name, _)| is(name)).map(|(_, value)| *value).sum::<f64>() as u64
+        })
+    }
+
     /// The lines of the log that report the beginning of a failure.
     fn failures(&self) -> Vec<String> {
         let text = self.log.text();
@@ -63,127 +72,49 @@ impl Operator {
     }
 }
 
-/// By how much each series has risen.
-#[derive(Clone, Default)]
-struct Rise(Series);
+/// Decisions, those without the store, calls that were sent, those that took less than 0.1 s, those
+/// that failed, and new connections.
+type Numbers = [u64; 6];
 
-impl Rise {
-    fn between(before: &Series, after: &Series) -> Self {
-        let rise = |(name, value): (&String, &f64)| {
-            (name.clone(), value - before.get(name).copied().unwrap_or_default())
-        };
-        Self(after.iter().map(rise).collect())
-    }
+/// The metrics, each with a part of its labels.
+const METRICS: [(&str, &str); 6] = [
+    ("decisions_total", ""),
+    ("without_store_total", ""),
+    ("store_seconds_count", ""),
+    ("store_seconds_bucket", "le=\"0.1\""),
+    ("store_failures_total", ""),
+    ("store_connections_total", ""),
+];
 
-    fn of(&self, metric: &str) -> u64 {
-        let named = |name: &str| name.split('{').next() == Some(metric);
-        let of = self.0.iter().filter(|(name, _)| named(name));
-        of.map(|(_, value)| *value).sum::<f64>() as u64
-    }
-
-    fn decisions(&self) -> u64 {
-        self.of("tower_fixed_window_decisions_total")
-    }
-
-    /// Calls that were sent.
-    fn calls(&self) -> u64 {
-        self.of("tower_fixed_window_store_seconds_count")
-    }
-
-    fn failures(&self) -> u64 {
-        self.of("tower_fixed_window_store_failures_total")
-    }
-
-    fn without_store(&self) -> u64 {
-        self.of("tower_fixed_window_without_store_total")
-    }
-
-    fn connections(&self) -> u64 {
-        self.of("tower_fixed_window_store_connections_total")
-    }
-
-    /// Calls within so many seconds.
-    fn within(&self, seconds: &str) -> u64 {
-        let (start, le) = ("tower_fixed_window_store_seconds_bucket", format!("le=\"{seconds}\""));
-        let of = self.0.iter().filter(|(name, _)| name.starts_with(start) && name.contains(&le));
-        of.map(|(_, value)| *value).sum::<f64>() as u64
-    }
+fn rise(before: Numbers, after: Numbers) -> Numbers {
+    std::array::from_fn(|i| after[i] - before[i])
 }
 
-/// The metrics of a second without an outage, of the outage's first second, and of a later second.
-struct Measured {
-    calm: Rise,
-    onset: Rise,
-    later: Rise,
-}
-
-/// Sends requests to a limiter, all in this thread, while an outage begins.
+/// Sends requests to a limiter, all in this thread, while an outage begins after a calm second.
+/// Returns by how much the metrics rise in the outage's first second, and later.
 async fn measure(
     operator: &Operator,
     limiter: &Limiter,
     keys: &[u64],
     begin: impl FnOnce(),
-) -> Measured {
-    let tasks: Vec<_> = (0..TASKS)
-        .map(|_| {
-            let (limiter, keys) = (limiter.clone(), keys.to_vec());
-            tokio::spawn(async move {
-                for key in keys.iter().cycle() {
-                    // Without a fallback, an error is the answer.
-                    let _ = limiter.check(*key).await;
-                    sleep(Duration::from_millis(5)).await;
-                }
-            })
-        })
-        .collect();
+) -> [Numbers; 2] {
+    let load = Load::of_keys(std::slice::from_ref(limiter), keys.to_vec(), TASKS as usize);
     sleep(Duration::from_millis(500)).await;
-    let first = operator.series();
+    let first = operator.numbers();
     sleep(CALM).await;
-    let calm = operator.series();
+    let calm = operator.numbers();
     begin();
     sleep(CALM).await;
-    let onset = operator.series();
+    let onset = operator.numbers();
     sleep(OUTAGE).await;
-    let later = operator.series();
-    tasks.iter().for_each(tokio::task::JoinHandle::abort);
-    Measured {
-        calm: Rise::between(&first, &calm),
-        onset: Rise::between(&calm, &onset),
-        later: Rise::between(&onset, &later),
-    }
-}
-
-impl Measured {
-    fn show(&self, what: &str) {
-        for (when, rise) in [("calm", &self.calm), ("onset", &self.onset), ("later", &self.later)] {
-            println!(
-                "{what}, {when}: {} decisions, {} without the store, {} calls, {} within 0.1 s, \
-                 {} failed, {} connections",
-                rise.decisions(),
-                rise.without_store(),
-                rise.calls(),
-                rise.within("0.1"),
-                rise.failures(),
-                rise.connections()
-            );
-        }
-    }
-
-    fn begins_calm(&self, what: &str) {
-        self.show(what);
-        let calm = &self.calm;
-        assert!(calm.decisions() > 100 && calm.calls() > 100, "{} decisions", calm.decisions());
-        assert_eq!((calm.without_store(), calm.failures()), (0, 0));
-    }
-
-    /// Returns whether an outage of an instant failed no other calls, and nothing in later seconds.
-    fn fails_only_calls_in_flight(&self) -> bool {
-        let Self { calm, onset, later } = self;
-        calm.failures() == 0
-            && onset.failures() <= TASKS
-            && onset.without_store() <= 8 * TASKS
-            && (later.without_store(), later.failures(), later.connections()) == (0, 0, 0)
-    }
+    let later = operator.numbers();
+    load.stop().await;
+    let calm_rise = rise(first, calm);
+    let [decisions, without, calls, _, failed, _] = calm_rise;
+    assert!(decisions > 100 && calls > 100 && (without, failed) == (0, 0), "{calm_rise:?}");
+    let rises = [rise(calm, onset), rise(onset, later)];
+    println!("{rises:?}");
+    rises
 }
 
 fn limiter(store: RedisStore) -> Limiter {
@@ -195,44 +126,29 @@ fn redis_at(url: &str) -> Limiter {
 }
 
 #[tokio::test]
-async fn a_stopped_server_has_no_calls_and_each_request_is_answered_without_it() {
+async fn a_server_that_is_gone_or_silent_fails_the_calls_in_flight_and_gets_no_others() {
     let _alone = ALONE.lock().await;
-    let Some(mut server) = Server::start() else { return };
-    let operator = Operator::start();
-    let limiter = redis_at(&server.url());
-    let name = format!("server=\"127.0.0.1:{}\"", server.port);
-    let measured = measure(&operator, &limiter, &[1], || server.kill()).await;
-    measured.begins_calm("stopped");
-    let Measured { onset, later, .. } = &measured;
-    // Only calls in flight fail when the server stops.
-    assert!(onset.failures() <= TASKS, "{} failed", onset.failures());
-    assert_eq!((later.calls(), later.failures(), later.connections()), (0, 0, 0));
-    assert!(later.without_store() > 0);
-    assert_eq!(later.without_store(), later.decisions());
-    let lines = operator.failures();
-    assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&name)), "{lines:?}");
-}
-
-#[tokio::test]
-async fn a_frozen_server_fails_the_calls_that_were_in_flight_and_gets_no_others() {
-    let _alone = ALONE.lock().await;
-    let Some(server) = Server::start() else { return };
-    let operator = Operator::start();
-    let limiter = redis_at(&server.url());
-    let measured = measure(&operator, &limiter, &[1], || server.freeze()).await;
-    server.thaw();
-    measured.begins_calm("frozen");
-    let Measured { onset, later, .. } = &measured;
-    let failed = onset.failures();
-    assert!((1..=2 * TASKS).contains(&failed), "{failed} failed");
-    // Their time is that of the deadline, and no sample near zero hides it.
-    assert!(onset.calls() - onset.within("0.1") >= failed, "{failed} failed");
-    assert_eq!((later.calls(), later.failures(), later.connections()), (0, 0, 0));
-    assert!(later.without_store() > 0);
-    assert_eq!(later.without_store(), later.decisions());
-    let lines = operator.failures();
-    let name = format!("server=\"127.0.0.1:{}\"", server.port);
-    assert!(lines[0].contains(&name) && lines[0].contains("did not answer"), "{lines:?}");
+    for freezes in [false, true] {
+        let Some(mut server) = Server::start() else { return };
+        let operator = Operator::start();
+        let (limiter, name) = (redis_at(&server.url()), format!("\"127.0.0.1:{}\"", server.port));
+        let ends = || if freezes { server.freeze() } else { server.kill() };
+        let [onset, later] = measure(&operator, &limiter, &[1], ends).await;
+        let [_, _, calls, quick, failed, _] = onset;
+        if freezes {
+            server.thaw();
+            assert!((1..=2 * TASKS).contains(&failed), "{failed} failed");
+            // Their time is that of the deadline, and no sample near zero hides it.
+            assert!(calls - quick >= failed, "{failed} failed");
+        }
+        assert!(freezes || failed <= TASKS, "{failed} failed");
+        let [decisions, without, calls, _, failed, connections] = later;
+        assert_eq!((calls, failed, connections), (0, 0, 0));
+        assert!(without > 0 && without == decisions, "{without} of {decisions} without the store");
+        let lines = operator.failures();
+        assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&name)), "{lines:?}");
+        assert!(!freezes || lines[0].contains("did not answer"), "{lines:?}");
+    }
 }
 
 /// The first call after a pause checks the connection, and those beside or after it don't.
@@ -256,26 +172,6 @@ async fn a_check_of_an_idle_connection_is_counted() {
 }
 
 #[tokio::test]
-async fn a_slow_server_decides_and_is_seen_in_the_histogram() {
-    let _alone = ALONE.lock().await;
-    let Some(server) = Server::start() else { return };
-    let operator = Operator::start();
-    let proxy = Proxy::to(server.port);
-    // The delay, and the pauses of a loaded machine.
-    let patient = RedisStore::new(proxy.url()).expect("an address").deadline(CALM);
-    let limiter = limiter(patient);
-    let measured = measure(&operator, &limiter, &[1], || {
-        proxy.set_delay(|| Duration::from_millis(65));
-    });
-    let measured = measured.await;
-    measured.begins_calm("slow");
-    let later = &measured.later;
-    assert_eq!((later.without_store(), later.failures(), later.within("0.1")), (0, 0, 0));
-    assert!(later.calls() > 0 && later.decisions() > 0);
-    assert!(operator.failures().is_empty(), "{:?}", operator.failures());
-}
-
-#[tokio::test]
 async fn a_shard_that_is_down_is_named_and_the_others_are_called() {
     let _alone = ALONE.lock().await;
     // Else the other shards refuse, too, as soon as they have noticed.
@@ -287,59 +183,14 @@ async fn a_shard_that_is_down_is_named_and_the_others_are_called() {
     let keys: Vec<_> = (0..30).collect();
     let names: Vec<_> =
         nodes.iter().map(|node| format!("server=\"127.0.0.1:{}\"", node.port)).collect();
-    let measured = measure(&operator, &limiter, &keys, || nodes[1].kill()).await;
-    measured.begins_calm("one shard");
-    let Measured { onset, later, .. } = &measured;
-    assert!(onset.failures() <= 3 * TASKS, "{} failed", onset.failures());
-    let (without, calls) = (later.without_store(), later.calls());
-    assert!(without > 0 && calls > 0 && later.decisions().abs_diff(without + calls) <= 2 * TASKS);
-    assert!(later.failures() <= 8, "only tests of the shard: {} failed", later.failures());
+    let [onset, later] = measure(&operator, &limiter, &keys, || nodes[1].kill()).await;
+    assert!(onset[4] <= 3 * TASKS, "{} failed", onset[4]);
+    let [decisions, without, calls, _, failed, _] = later;
+    assert!(without > 0 && calls > 0 && decisions.abs_diff(without + calls) <= 2 * TASKS);
+    assert!(failed <= 8, "only tests of the shard: {failed} failed");
     let lines = operator.failures();
     assert!(lines[0].contains(&names[1]), "{lines:?}");
     assert!(lines.iter().all(|line| !line.contains(&names[0]) && !line.contains(&names[2])));
-}
-
-#[tokio::test]
-async fn cut_connections_fail_the_calls_in_flight_and_are_made_again() {
-    let _alone = ALONE.lock().await;
-    let Some(server) = Server::start() else { return };
-    let operator = Operator::start();
-    // Far enough for calls to be in flight. They are lost without a word.
-    let proxy = Proxy::to(server.port).delay(Duration::from_millis(3));
-    let limiter = redis_at(&proxy.url());
-    let mut measured = measure(&operator, &limiter, &[1], || proxy.forget()).await;
-    // A machine that stands still also fails calls over the new connection. It does not each time.
-    for _ in 0..4 {
-        if measured.fails_only_calls_in_flight() {
-            break;
-        }
-        measured.show("cut, again");
-        measured = measure(&operator, &limiter, &[1], || proxy.forget()).await;
-    }
-    measured.begins_calm("cut");
-    assert!(measured.fails_only_calls_in_flight());
-    let Measured { onset, later, .. } = &measured;
-    assert!((1..=3).contains(&onset.connections()), "{} connections", onset.connections());
-    assert!(later.calls() > 0);
-}
-
-#[tokio::test]
-async fn a_server_that_refuses_is_called_now_and_then_and_all_of_these_calls_fail() {
-    let _alone = ALONE.lock().await;
-    let Some(server) = Server::start() else { return };
-    let operator = Operator::start();
-    let limiter = redis_at(&server.url());
-    let measured = measure(&operator, &limiter, &[1], || {
-        server.ask::<String>(&["CONFIG", "SET", "maxmemory", "1"]);
-    });
-    let measured = measured.await;
-    measured.begins_calm("refuses");
-    let later = &measured.later;
-    assert!((1..=12).contains(&later.failures()), "{} failed", later.failures());
-    assert_eq!(later.calls(), later.failures());
-    assert_eq!(later.without_store(), later.decisions());
-    let lines = operator.failures();
-    assert!(lines[0].contains("Redis refused the command (OOM)"), "{lines:?}");
 }
 
 #[tokio::test]

@@ -10,10 +10,11 @@ use harness::{Proxy, Server};
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
-use tower_fixed_window::{Decision, FixedWindowLayer, Key, Limit, Limits, Quota};
+use tower_fixed_window::{Decision, FixedWindowLayer, Key, Quota};
 use tower_fixed_window_redis::RedisStore;
 
-use crate::gathered_calls::{at_once, charges};
+use crate::agreement::at_once;
+use crate::gathered_calls::charges;
 
 const LIMIT: usize = 1_000;
 
@@ -60,19 +61,6 @@ impl Store for Noting {
 /// Many are charged at the same time: each second, a thousand pass and no more.
 #[tokio::test]
 async fn a_thousand_a_second_pass_in_order_over_twenty_milliseconds() {
-    let quota = Quota::per_second(LIMIT as u64).name("line").key(Key::global());
-    pass_in_order([quota].into()).await;
-}
-
-/// The same where each request is charged for two limits.
-#[tokio::test]
-async fn a_thousand_a_second_of_two_limits_pass_in_order_over_twenty_milliseconds() {
-    let seconds = Quota::per_second(LIMIT as u64).name("seconds").key(Key::global());
-    pass_in_order([seconds, Quota::per_hour(1_000_000).name("hours").key(Key::global())].into())
-        .await;
-}
-
-async fn pass_in_order(limits: Vec<Limit>) {
     let Some(server) = Server::start() else { return };
     let proxy = Proxy::to(server.port).delay(Duration::from_millis(20));
     let full = std::env::var_os("FULL_SIZE").is_some();
@@ -81,17 +69,17 @@ async fn pass_in_order(limits: Vec<Limit>) {
     // Loads the scripts: a call that finds its own missing is repeated after later ones.
     let _ = at_once(charges(&store, 0..9)).await;
     let events = Arc::<Mutex<Vec<Event>>>::default();
-    let layer = FixedWindowLayer::new(Limits::new(limits).store(Noting(store, events.clone())));
+    let limit = Quota::per_second(LIMIT as u64).name("line").key(Key::global());
+    let layer = FixedWindowLayer::new(limit.store(Noting(store, events.clone())));
     let layer = layer.queue(requests as u64, Duration::from_secs(120)).expose_decision();
     let calls = Arc::new(Mutex::new(Vec::new()));
     let notes = Arc::clone(&calls);
     let service = layer.layer(service_fn(move |request: Request<Body>| {
         let decision: &Decision = request.extensions().get().expect("it was charged");
-        let of = decision.of("seconds").unwrap_or_else(|| decision.clone());
-        let usage = of.usage()[0];
+        let usage = decision.usage()[0];
         let end = usage.reset_at().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
         // On a busy machine Redis may miss its deadline, and a window of this process counts.
-        notes.lock().unwrap().push((of.is_local(), end, usage.used(), NUMBER.get()));
+        notes.lock().unwrap().push((decision.is_local(), end, usage.used(), NUMBER.get()));
         async { Ok::<_, Infallible>(Response::new(Body::empty())) }
     }));
     let start = Instant::now();

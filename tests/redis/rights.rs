@@ -1,13 +1,11 @@
 //! Commands that a server lacks, and rights that a user lacks: the first charge finds them before
 //! anything is written, and the error names them. So does one after a right was withdrawn (S31).
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use harness::{Fate, Server, gateway, wait_for};
+use harness::Server;
+use redis::IntoConnectionInfo;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
-use redis::{Client, IntoConnectionInfo};
 use tower_fixed_window::{Limiter, Limits, Line, OnStoreFailure, Quota, Quotas};
 use tower_fixed_window_redis::RedisStore;
 
@@ -142,32 +140,6 @@ async fn several_missing_rights_are_said_at_once() {
     assert_eq!(error.to_string(), says);
 }
 
-/// The script itself names it, whatever is permitted when the answer comes.
-#[tokio::test]
-async fn a_right_that_is_given_back_at_once_is_named() {
-    let Some(server) = Server::start() else { return };
-    add_user(&server);
-    let (port, url) = (server.port, server.url());
-    let scripts = Arc::new(AtomicU64::new(0));
-    let withdrawn = Arc::new(AtomicBool::new(false));
-    let (seen, is_withdrawn) = (Arc::clone(&scripts), Arc::clone(&withdrawn));
-    let gateway = gateway(move |command| {
-        let is_script = is_withdrawn.load(Ordering::SeqCst) && command[0].starts_with(b"EVAL");
-        if is_script && seen.fetch_add(1, Ordering::SeqCst) > 0 {
-            harness::ask::<String>(&url, &["ACL", "SETUSER", "limiter", "+hmget"]).expect("it may");
-        }
-        Fate::To(port)
-    });
-    let store = RedisStore::new(format!("redis://limiter:secret@127.0.0.1:{gateway}/"));
-    let store = store.expect("an address").deadline(Duration::from_secs(20));
-    let limiter = limiter(store).with_quotas(quotas_of_each_path()[1]);
-    assert!(limiter.check("ann").await.expect("it may").is_allowed());
-    change_user(&server, &["-hmget"]);
-    withdrawn.store(true, Ordering::SeqCst);
-    let error = limiter.check("ann").await.expect_err("it may not");
-    assert_eq!(error.to_string(), "Redis does not permit a command that is needed (hmget)");
-}
-
 /// The connection and the loaded scripts remain.
 #[tokio::test]
 async fn a_right_that_is_withdrawn_fails_before_anything_is_written() {
@@ -200,66 +172,6 @@ async fn a_right_that_is_withdrawn_fails_before_anything_is_written() {
     }
 }
 
-/// A node connected before the server came back without a command.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_returns_without_a_command_is_found_out() {
-    let Some(mut server) = Server::start() else { return };
-    let store = RedisStore::new(server.url()).expect("an address");
-    let limiter = limiter(store.deadline(Duration::from_secs(5)));
-    assert!(limiter.check("ann").await.expect("it answers").is_allowed());
-    let port = server.port;
-    server.kill();
-    let Some(server) = Server::on(port, &["--save", "", "--rename-command", "PEXPIREAT", ""])
-    else {
-        return;
-    };
-    let said = Mutex::new(Vec::new());
-    let handle = tokio::runtime::Handle::current();
-    tokio::task::block_in_place(|| {
-        wait_for("it to be said", || {
-            let error = handle.block_on(limiter.check("ann")).expect_err("it can't").to_string();
-            let done = error == "Redis lacks a command that is needed (pexpireat)";
-            said.lock().expect("no panic").push(error);
-            done
-        });
-    });
-    assert_eq!(server.ask::<u64>(&["DBSIZE"]), 0, "{said:?}");
-}
-
-/// Tokens of clouds expire: the closure asks for one for each connection.
-#[tokio::test]
-async fn a_password_that_changes_is_asked_for_with_each_connection() {
-    let Some(server) = Server::start() else { return };
-    add_user(&server);
-    let password = Arc::new(Mutex::new("secret"));
-    let (current, port) = (Arc::clone(&password), server.port);
-    let store = RedisStore::connecting(move || {
-        let password = *current.lock().expect("no panic");
-        async move {
-            let address = format!("redis://127.0.0.1:{port}/").into_connection_info()?;
-            let user = address.redis_settings().clone();
-            let user = user.set_username("limiter").set_password(password);
-            let client = Client::open(address.set_redis_settings(user))?;
-            client.get_multiplexed_async_connection().await
-        }
-    });
-    let limiter = limiter(store.deadline(Duration::from_secs(20)));
-    assert_eq!(limiter.check("ann").await.expect("it may").used(), 1);
-    change_user(&server, &["resetpass", ">another"]);
-    *password.lock().expect("no panic") = "another";
-    server.ask::<u64>(&["CLIENT", "KILL", "USER", "limiter"]);
-    // A call may be lost with the connection.
-    let start = std::time::Instant::now();
-    let decision = loop {
-        match limiter.check("ann").await {
-            Ok(decision) => break decision,
-            Err(error) => assert!(start.elapsed() < Duration::from_secs(10), "{error}"),
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    };
-    assert_eq!(decision.used(), 2);
-}
-
 /// The first limit takes the fast path, which needs no `HSET`; the second limit needs it.
 #[tokio::test]
 async fn several_limits_write_nothing_where_one_of_them_may_not_be_written() {
@@ -282,24 +194,29 @@ async fn a_key_that_the_user_may_not_touch_fails_alone() {
     let Some(server) = Server::start() else { return };
     add_user(&server);
     change_user(&server, &["resetkeys", "~tfw1:{good*"]);
-    let store = store(&server).on_failure(OnStoreFailure::Deny);
-    let [good, bad] =
-        ["good", "bad"].map(|name| Quota::per_day(100).name(name).store(store.clone()));
-    let limits = Limits::new([Quota::per_day(100).name("good"), Quota::per_day(50).name("good2")]);
-    let limits = limits.store(store);
-    assert!(good.check("ann").await.expect("it may").is_allowed());
-    for round in 1..=20 {
-        let lines = [Line::new("good", "eve", 1), Line::new("good2", "eve", 1)];
-        let (all, several, refused) = tokio::join!(
-            futures_util::future::join_all((0..17_u64).map(|key| good.check(key))),
-            limits.check(lines),
-            bad.check("ann"),
-        );
-        for answer in all {
-            assert_eq!(answer.expect("its key is permitted").used(), round);
+    for one_by_one in [false, true] {
+        server.ask::<()>(&["FLUSHALL"]);
+        let store = store(&server).on_failure(OnStoreFailure::Deny);
+        let store = if one_by_one { store.one_by_one() } else { store };
+        let [good, bad] =
+            ["good", "bad"].map(|name| Quota::per_day(100).name(name).store(store.clone()));
+        let limits =
+            Limits::new([Quota::per_day(100).name("good"), Quota::per_day(50).name("good2")]);
+        let limits = limits.store(store);
+        assert!(good.check("ann").await.expect("it may").is_allowed());
+        for round in 1..=20 {
+            let lines = [Line::new("good", "eve", 1), Line::new("good2", "eve", 1)];
+            let (all, several, refused) = tokio::join!(
+                futures_util::future::join_all((0..17_u64).map(|key| good.check(key))),
+                limits.check(lines),
+                bad.check("ann"),
+            );
+            for answer in all {
+                assert_eq!(answer.expect("its key is permitted").used(), round);
+            }
+            assert_eq!(several.expect("its keys are permitted").used(), round);
+            let says = "Redis does not permit this user the key (NOPERM)";
+            assert_eq!(refused.expect_err("it may not").to_string(), says);
         }
-        assert_eq!(several.expect("its keys are permitted").used(), round);
-        let says = "Redis does not permit this user the key (NOPERM)";
-        assert_eq!(refused.expect_err("it may not").to_string(), says);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use harness::{ALONE, Proxy, Server, wait_for};
+use harness::{ALONE, Server, wait_for};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_fixed_window::{
@@ -135,15 +135,6 @@ fn the_end_of_a_runtime_fails_no_request_of_another() {
     });
 }
 
-#[test]
-fn a_store_made_in_a_blocked_runtime_connects_in_another() {
-    let Some(server) = Server::start() else { return };
-    let still = runtime();
-    let limiter = still.block_on(async { patient(&store(&server.url())) });
-    assert_eq!(runtime().block_on(used(&limiter)), (1, false));
-    drop(still);
-}
-
 /// The connection was made in a runtime that no thread drives any more.
 #[test]
 fn a_blocked_runtime_does_not_block_other_runtimes() {
@@ -197,23 +188,6 @@ fn a_reported_cost_is_kept_when_the_body_is_dropped_outside_of_a_runtime() {
         let standing = runtime.block_on(limiter.peek(Key::global()));
         standing.expect("it answers").used() == 100
     });
-}
-
-#[test]
-fn a_store_that_is_dropped_leaves_no_connection_and_no_task() {
-    let Some(server) = Server::start() else { return };
-    let proxy = Proxy::to(server.port);
-    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
-    runtime.block_on(async {
-        for i in 0..100 {
-            let limiter = patient(&store(&proxy.url()).on_failure(OnStoreFailure::Deny));
-            if i % 2 == 0 {
-                let _ = limiter.check(1).await.expect("Redis answers");
-            }
-        }
-    });
-    let tasks = || runtime.metrics().num_alive_tasks();
-    wait_for("connections and tasks to end", || proxy.open() == 0 && tasks() == 0);
 }
 
 #[test]

@@ -4,8 +4,6 @@
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::{ALONE, Server, ask, wait_for};
@@ -76,28 +74,6 @@ async fn node_of_a_name() {
     assert!(took < Duration::from_secs(3), "{took:?}");
 }
 
-/// The closure may fetch a token first, for example.
-#[tokio::test]
-async fn the_store_waits_for_a_slow_connect_closure() {
-    let Some(server) = Server::start() else { return };
-    let url = server.url();
-    let calls = Arc::new(AtomicU32::new(0));
-    let counted = Arc::clone(&calls);
-    let store = RedisStore::connecting(move || {
-        counted.fetch_add(1, Ordering::SeqCst);
-        let client = redis::Client::open(url.as_str());
-        async move {
-            tokio::time::sleep(Duration::from_millis(1_100)).await;
-            client?.get_multiplexed_async_connection().await
-        }
-    });
-    let took = time_to_join(&limiter(store.clone(), 1_000_000)).await;
-    assert!(took < Duration::from_secs(2), "{took:?}");
-    // The deadline leaves time for that, so no request is counted locally.
-    let calls = calls.load(Ordering::SeqCst);
-    assert!(calls < 8, "{calls} attempts");
-}
-
 /// The name of a key in Redis.
 pub(crate) fn name_of(key: u64) -> String {
     format!("tfw1:{{outage:u{key}}}")
@@ -123,56 +99,6 @@ pub(crate) fn keys_on<const N: usize>(node: &Server) -> [u64; N] {
 pub(crate) fn key_on(node: &Server) -> u64 {
     let [key] = keys_on(node);
     key
-}
-
-/// A cluster whose second shard died after a check of a key on each of them.
-async fn with_a_dead_shard(
-    freezes: bool,
-    deadline: Duration,
-) -> Option<(Vec<Server>, Vec<u64>, Limiter)> {
-    let mut nodes = cluster_with(&["--cluster-require-full-coverage", "no"])?;
-    let keys: Vec<u64> = nodes.iter().map(key_on).collect();
-    let store = RedisStore::cluster(urls(&nodes)).expect("addresses");
-    let limiter = limiter(store.deadline(deadline).on_failure(OnStoreFailure::Deny), 1_000_000);
-    let start = Instant::now();
-    for key in &keys {
-        while let Err(error) = limiter.check(*key).await {
-            assert!(start.elapsed() < Duration::from_secs(30), "{error:?}");
-        }
-    }
-    if freezes {
-        nodes[1].freeze();
-    } else {
-        nodes[1].kill();
-    }
-    Some((nodes, keys, limiter))
-}
-
-/// Idle shards are checked before use. The failure of another shard must not fail these checks.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_dead_shard_does_not_fail_requests_to_shards_that_were_idle() {
-    let _alone = ALONE.lock().await;
-    for freezes in [false, true] {
-        let deadline = Duration::from_secs(1);
-        let Some((_nodes, keys, limiter)) = with_a_dead_shard(freezes, deadline).await else {
-            return;
-        };
-        let (dead, key) = (limiter.clone(), keys[1]);
-        let asking = tokio::spawn(async move {
-            loop {
-                let _ = dead.check(key).await;
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        });
-        for _ in 0..5 {
-            tokio::time::sleep(Duration::from_millis(1_300)).await;
-            for key in [keys[0], keys[2]] {
-                let answer = limiter.check(key).await;
-                assert!(answer.is_ok(), "frozen: {freezes}: {answer:?}");
-            }
-        }
-        asking.abort();
-    }
 }
 
 /// Three masters, and a replica of the first.
@@ -282,10 +208,21 @@ impl Watched {
 async fn a_healthy_shard_without_scripts_answers_while_another_is_dead() {
     let _alone = ALONE.lock().await;
     for freezes in [false, true] {
-        let deadline = Duration::from_secs(2);
-        let Some((nodes, keys, limiter)) = with_a_dead_shard(freezes, deadline).await else {
-            return;
-        };
+        let options = ["--cluster-require-full-coverage", "no"];
+        let Some(mut nodes) = cluster_with(&options) else { return };
+        let store = RedisStore::cluster(urls(&nodes)).expect("addresses");
+        let store = store.deadline(Duration::from_secs(2)).on_failure(OnStoreFailure::Deny);
+        let (limiter, start) = (limiter(store, 1_000_000), Instant::now());
+        let keys: Vec<u64> = nodes.iter().map(key_on).collect();
+        for key in &keys {
+            while let Err(error) = limiter.check(*key).await {
+                assert!(start.elapsed() < Duration::from_secs(30), "{error:?}");
+            }
+        }
+        match freezes {
+            true => nodes[1].freeze(),
+            false => nodes[1].kill(),
+        }
         for _ in 0..3 {
             nodes[0].ask::<String>(&["SCRIPT", "FLUSH"]);
             let answer = limiter.check(keys[0]).await;

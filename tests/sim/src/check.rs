@@ -1,7 +1,7 @@
 //! Checks look for what holds in every history.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::UNIX_EPOCH;
 
@@ -1045,16 +1045,4 @@ fn stagger(scope: &str, key: &Key) -> u64 {
         hash = (hash ^ (hash >> 33)).wrapping_mul(factor);
     }
     hash ^ (hash >> 33)
-}
-
-/// All keys of a history, to look at some of them only.
-pub fn keys(run: &Run) -> BTreeSet<&str> {
-    run.history
-        .iter()
-        .filter_map(|(_, event)| match event {
-            Event::Asked { ask, .. } => Some(ask.lines.iter().map(|line| &line.key[..])),
-            _ => None,
-        })
-        .flatten()
-        .collect()
 }

@@ -56,10 +56,6 @@ pub struct Entry {
 pub struct Data(Arc<BTreeMap<Arc<[u8]>, Entry>>);
 
 impl Data {
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     fn change(&mut self) -> &mut BTreeMap<Arc<[u8]>, Entry> {
         Arc::make_mut(&mut self.0)
     }

@@ -5,23 +5,25 @@
 //! tests of the crate.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
-use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, cmd};
-use tower_fixed_window::store::{Account, Adjust, Charge, Scope, Store};
-use tower_fixed_window_redis::RedisStore;
-use tower_fixed_window::{Decision, Key, ManualClock, Quota};
+use tower_fixed_window::store::{Account, Charge, Scope, Store};
+use tower_fixed_window::{Decision, Key, ManualClock};
 use tower_fixed_window_sim::server::{Reply, Server};
 use tower_fixed_window_sim::wire;
 
+#[path = "../../redis/agreement.rs"]
+#[allow(dead_code, reason = "the store's own tests need more of it")]
+mod agreement;
 #[path = "../../redis/random.rs"]
 #[allow(dead_code, reason = "the store's own tests need more of it")]
 mod random;
 
-use random::{env, length, tokens, with_limits};
+use agreement::{Pair, Seen, Trace, at_once};
+use random::{env, length, start, step_clock, tokens, with_limits};
 
 async fn connect(real: &harness::Server) -> MultiplexedConnection {
     let client = redis::Client::open(real.url()).expect("an address");
@@ -169,109 +171,49 @@ impl ConnectionLike for Both {
 async fn scripts_do_the_same_in_the_real_and_the_simulated_server() {
     let Some(real) = harness::Server::start() else { return };
     let both = Both::new(&real).await;
-    let (scope, other) = (Scope::named("real"), Scope::named("other"));
+    let scope = Scope::named("crowd");
     let (first, rounds) = (env("SEED", 1), env("ROUNDS", 50));
     for seed in first..first + rounds {
         let mut rng = Rng::with_seed(seed);
-        let mut now = match rng.u8(..6) {
-            0 => rng.u64(..3),
-            1 => rng.u64(..=Quota::MAX_TOKENS),
-            _ => 1_700_000_000_000 + rng.u64(..100_000_000),
+        let clock = ManualClock::at_ms(start(&mut rng));
+        let pair = Pair::new(&both, seed, &clock, |store| store);
+        let limits = rng.usize(1..=3);
+        let window = |rng: &mut Rng| {
+            let length = length(rng);
+            // Half of them on the plain grid.
+            (length, *rng.choice(&[0, 0, 0, 1, 2, 3]).expect("some"), rng.u64(..length))
         };
-        let clock = ManualClock::at_ms(now);
-        let prefix = format!("{}.{seed}", std::process::id());
-        let store = RedisStore::from(both.clone()).prefix(&prefix).clock(clock.clone());
-        let store = store.deadline(Duration::from_secs(60));
-        let windows: Vec<_> = (0..if rng.bool() { 1 } else { rng.usize(1..=4) })
-            .map(|_| {
-                let length = length(&mut rng);
-                // Half of them on the plain grid.
-                let anchor = *rng.choice(&[0, 0, 0, 1, 2, 3]).expect("some");
-                (length, anchor, rng.u64(..length))
-            })
-            .collect();
-        let mut limits = with_limits(&mut rng, &windows);
-        let keys: Vec<_> = (0..3).map(|i| format!("{seed}-{i}")).collect();
-        let mut taken: Vec<(usize, Decision)> = Vec::new();
-        for _ in 0..30 {
-            let length = windows[0].0;
-            now = match rng.u8(..8) {
-                0 => now.saturating_add(rng.u64(..length)),
-                1 => now.saturating_add(length * rng.u64(1..4)),
-                2 => now.saturating_sub(rng.u64(..2 * length)),
-                _ => now,
+        let windows = |rng: &mut Rng| {
+            (0..rng.usize(1..=4 / limits)).map(|_| window(rng)).collect::<Vec<_>>()
+        };
+        let windows: Vec<_> = (0..limits).map(|_| windows(&mut rng)).collect();
+        // Several at once travel together.
+        let (quotas, keys) = (with_limits(&mut rng, &windows[0]), [0, 1, 2_u64].map(Key::from));
+        let charge = |rng: &mut Rng| {
+            let account = Account::new(&scope, &quotas, rng.choice(&keys).expect("some"));
+            let charge = Charge::new(account, tokens(rng));
+            match rng.u8(..12) {
+                0 => charge.reserving(),
+                2 => charge.peeking(),
+                _ => charge,
             }
-            .min(Quota::MAX_TOKENS);
-            clock.set_ms(now);
-            if rng.u8(..8) == 0 {
-                let new = with_limits(&mut rng, &windows);
-                limits = if new.as_ref().len() == limits.as_ref().len() { new } else { limits };
-            }
-            // Several at once travel together.
-            let asked: Vec<_> = (0..if rng.bool() { 1 } else { rng.usize(2..12) })
-                .map(|_| {
-                    let which = rng.usize(..keys.len());
-                    let charge = (tokens(&mut rng), rng.u8(..12));
-                    (which, charge)
-                })
-                .collect();
-            let answers = asked.iter().map(|&(which, (cost, kind))| {
-                let (key, store, scope) = (Key::from(&keys[which]), store.clone(), &scope);
-                async move {
-                    let charge = Charge::new(Account::new(scope, &limits, &key), cost);
-                    let charge = match kind {
-                        0 => charge.reserving(),
-                        2 => charge.peeking(),
-                        _ => charge,
-                    };
-                    let decision = store.charge(charge).await;
-                    (which, decision.unwrap_or_else(|error| panic!("SEED={seed}: {error:?}")))
-                }
-            });
-            for (which, decision) in join_all(answers).await {
-                if decision.is_allowed() {
-                    taken.push((which, decision));
-                }
-            }
-            // Several limits in one step, some groups at once.
-            let groups: Vec<_> = (0..rng.usize(..4))
-                .map(|_| [0; 2].map(|_| (rng.usize(..keys.len()), tokens(&mut rng))))
-                .collect();
-            let peeks = rng.u8(..6) == 0;
-            let answers = groups.iter().map(|group| {
-                let (store, scopes) = (store.clone(), [&scope, &other]);
-                let (keys, limits) = (&keys, &limits);
-                async move {
-                    let keys = group.map(|(which, _)| Key::from(&keys[which]));
-                    let line =
-                        |i: usize| (Account::new(scopes[i], limits, &keys[i]), group[i].1);
-                    let lines = [line(0), line(1)];
-                    let charge = Charge::together(&lines);
-                    let decision = store.charge(if peeks { charge.peeking() } else { charge }).await;
-                    assert!(decision.is_ok(), "SEED={seed}: {decision:?}");
-                }
-            });
-            join_all(answers).await;
-            if !taken.is_empty() && rng.u8(..3) == 0 {
-                let (which, decision) = taken.swap_remove(rng.usize(..taken.len()));
-                let key = Key::from(&keys[which]);
-                let account = Account::new(&scope, &limits, &key);
-                if decision.usage().len() == limits.as_ref().len() {
-                    let adjust = match rng.bool() {
-                        true => Adjust::refund(account, decision.granted(), &decision),
-                        false => Adjust::take(account, tokens(&mut rng), &decision),
-                    };
-                    store.adjust(adjust).await.expect("it answers");
-                }
-            }
-            if rng.u8(..12) == 0 {
-                let key = Key::from(&keys[0]);
-                store.reset(&scope, &key).await.expect("it answers");
+        };
+        for _ in 0..3 {
+            let crowd: Vec<_> = (0..rng.usize(2..40)).map(|_| charge(&mut rng)).collect();
+            for answer in at_once(crowd.iter().map(|charge| pair.redis.charge(*charge))).await {
+                assert!(answer.is_ok(), "SEED={seed}: {answer:?}");
             }
         }
-        for (key, scope) in keys.iter().flat_map(|key| [(key, "real"), (key, "other")]) {
-            let name = format!("{prefix}:tfw1:{{{scope}:{}}}", Key::from(key).readable());
-            both.clone().compare(&name).await;
+        let quotas = |rng: &mut Rng| {
+            windows.iter().map(|windows| with_limits(rng, windows)).collect::<Vec<_>>()
+        };
+        let next = |rng: &mut Rng, now, last: Option<&Decision>| match last {
+            Some(_) => step_clock(rng, now, windows[0][0].0),
+            None => start(rng),
+        };
+        Trace { quotas, tokens, next }.run(pair, &clock, &mut rng, 30, &mut Seen::default()).await;
+        for key in real.ask::<Vec<String>>(&["KEYS", &format!("{seed}:*")]) {
+            both.clone().compare(&key).await;
         }
     }
 }
