@@ -35,22 +35,3 @@ fn a_connection_ends_with_its_runtime_and_the_other_opens_one() {
         assert_eq!(second.block_on(counts(&limiter)), 2 * round + 2);
     }
 }
-
-#[test]
-fn two_runtimes_share_a_count() {
-    let Some((server, store)) = runtime().block_on(crate::start()) else { return };
-    let limiter = Limit::new(Quota::per_year(1_000_000)).name("runtimes").store(store);
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                let run = async || {
-                    for _ in 0..200 {
-                        counts(&limiter).await;
-                    }
-                };
-                runtime().block_on(run());
-            });
-        }
-    });
-    assert_eq!(server.run("SELECT used FROM tfw WHERE name = 'runtimes'"), "400");
-}

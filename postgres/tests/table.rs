@@ -289,18 +289,10 @@ fn a_search_path_may_find_another_table_for_each_user() {
     assert_eq!(one, identity("ann:other@host/db", None));
     assert_ne!(one, identity("bob@host/db", None));
     assert_ne!(one, identity("ann@host/db?options=-csearch_path%3Dtwo", None));
+    assert_ne!(one, identity("ann@host:5433/db", None));
     let limits = identity("ann@host/db", Some("limits"));
     assert_eq!(limits, identity("bob@host/db", Some("limits")));
     assert_ne!(limits, one);
-}
-
-#[test]
-fn servers_of_one_address_are_told_apart_by_their_port() {
-    let [one, other] = [5432, 5433].map(|port| {
-        let address = format!("hostaddr=127.0.0.1 port={port} user=ann dbname=db");
-        PostgresStore::new(&address).expect("an address").identity().expect("it has one")
-    });
-    assert_ne!(one, other);
 }
 
 #[tokio::test]
