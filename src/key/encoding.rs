@@ -99,7 +99,7 @@ impl Key {
     pub fn from_ip(address: IpAddr, prefix: u8) -> Self {
         match address {
             IpAddr::V4(address) => Self::from_ipv4(address),
-            IpAddr::V6(_) => Self::from_ipv6(address, prefix),
+            IpAddr::V6(address) => Self::from_ipv6(address, prefix),
         }
     }
 
@@ -110,11 +110,32 @@ impl Key {
         key
     }
 
+    /// Never inlined, so that [`push_ip`](Self::push_ip) is small enough to be.
     #[inline(never)]
-    fn from_ipv6(address: IpAddr, prefix: u8) -> Self {
-        let mut key = Self::default();
-        key.push_ip(address, prefix);
-        key
+    fn from_ipv6(address: Ipv6Addr, prefix: u8) -> Self {
+        if let Some(inside) = ipv4_inside(address) {
+            return Self::from_ipv4(inside);
+        }
+        let is_local = address.is_unicast_link_local() || address.is_unique_local();
+        let prefix = if is_local { 128 } else { prefix.min(128) };
+        let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+        let mut part = [prefix; 17];
+        part[1..].copy_from_slice(&(u128::from(address) & mask).to_be_bytes());
+        Self::of_part(tag::IPV6, &part[..1 + usize::from(prefix.div_ceil(8))])
+    }
+
+    /// The case of an `Authorization` header's scheme and the number of spaces behind it make no
+    /// difference.
+    pub(super) fn from_credentials(value: &[u8]) -> Self {
+        let Some(space) = value.iter().position(u8::is_ascii_whitespace) else {
+            return Self::secret(value);
+        };
+        let (scheme, rest) = value.split_at(space);
+        let mut hash = hmac_sha256::Hash::new();
+        scheme.iter().for_each(|byte| hash.update([byte.to_ascii_lowercase()]));
+        hash.update(b" ");
+        hash.update(rest.trim_ascii_start());
+        Self::of_part(tag::SECRET, &hash.finalize())
     }
 
     /// The most frequent key is written as one word, as the hash reads it: a load of several stores
@@ -232,63 +253,23 @@ impl Key {
         }
     }
 
-    pub(super) fn push_text(&mut self, text: &str) {
-        if text.len() <= MAX_TEXT {
-            self.push(tag::TEXT, text.as_bytes());
-        } else {
-            self.push(tag::LONG_TEXT, &hmac_sha256::Hash::hash(text.as_bytes()));
-        }
-    }
-
-    pub(super) fn push_secret(&mut self, secret: &[u8]) {
-        self.push(tag::SECRET, &hmac_sha256::Hash::hash(secret));
-    }
-
-    /// The case of an `Authorization` header's scheme and the number of spaces behind it make no
-    /// difference.
-    pub(super) fn push_credentials(&mut self, value: &[u8]) {
-        let Some(space) = value.iter().position(u8::is_ascii_whitespace) else {
-            return self.push_secret(value);
-        };
-        let (scheme, rest) = value.split_at(space);
-        let mut hash = hmac_sha256::Hash::new();
-        scheme.iter().for_each(|byte| hash.update([byte.to_ascii_lowercase()]));
-        hash.update(b" ");
-        hash.update(rest.trim_ascii_start());
-        self.push(tag::SECRET, &hash.finalize());
-    }
-
     #[inline(always)]
     pub(super) fn push_ip(&mut self, address: IpAddr, prefix: u8) {
-        match address.to_canonical() {
+        match address {
             IpAddr::V4(address) if self.len() == 0 => *self = Self::from_ipv4(address),
-            IpAddr::V4(address) => self.push(tag::IPV4, &address.octets()),
-            IpAddr::V6(address) => self.push_ipv6(address, prefix),
+            address => self.append(&Self::from_ip(address, prefix)),
         }
-    }
-
-    /// Never inlined, so that [`push_ip`](Self::push_ip) is small enough to be.
-    #[inline(never)]
-    fn push_ipv6(&mut self, address: Ipv6Addr, prefix: u8) {
-        if let Some(inside) = ipv4_inside(address) {
-            return self.push(tag::IPV4, &inside.octets());
-        }
-        let is_local = address.is_unicast_link_local() || address.is_unique_local();
-        let prefix = if is_local { 128 } else { prefix.min(128) };
-        let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
-        let mut part = [prefix; 17];
-        part[1..].copy_from_slice(&(u128::from(address) & mask).to_be_bytes());
-        self.push(tag::IPV6, &part[..1 + usize::from(prefix.div_ceil(8))]);
     }
 }
 
 /// The IPv4 address in one of the well-known prefixes, which are for all of IPv4 and within one
-/// /64: that of NAT64, and those of translated and of compatible addresses. `::1` has none inside.
+/// /64: that of NAT64, and those of translated, mapped and compatible addresses. `::1` has none.
 fn ipv4_inside(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [prefix @ .., a, b, c, d] = address.octets();
     let is_known = match prefix {
         [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0] => true,
         [0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0] => true,
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff] => true,
         _ => prefix == [0; 12] && a != 0,
     };
     is_known.then_some(Ipv4Addr::new(a, b, c, d))
@@ -354,9 +335,11 @@ impl From<&Key> for Key {
 
 impl From<&str> for Key {
     fn from(text: &str) -> Self {
-        let mut key = Self::default();
-        key.push_text(text);
-        key
+        if text.len() <= MAX_TEXT {
+            Self::of_part(tag::TEXT, text.as_bytes())
+        } else {
+            Self::of_part(tag::LONG_TEXT, &hmac_sha256::Hash::hash(text.as_bytes()))
+        }
     }
 }
 

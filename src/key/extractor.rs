@@ -357,10 +357,10 @@ pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
                 return Err(MissingKey::unusable(format!("more than one {name} header")));
             }
             (Some(b""), _) => return Err(MissingKey::unusable(format!("an empty {name} header"))),
-            (Some(value), _) => match name {
-                AUTHORIZATION | PROXY_AUTHORIZATION => key.push_credentials(value),
-                _ => key.push_secret(value),
-            },
+            (Some(value), _) => key.append(&match name {
+                AUTHORIZATION | PROXY_AUTHORIZATION => Key::from_credentials(value),
+                _ => Key::secret(value),
+            }),
         }
         Ok(())
     })
@@ -373,15 +373,15 @@ pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
 pub fn matched_path() -> impl KeyExtractor + Clone {
     #[cfg(feature = "axum")]
     return Extract(|parts: &Parts, key: &mut Key| {
-        match parts.extensions.get::<axum::extract::MatchedPath>() {
+        key.append(&match parts.extensions.get::<axum::extract::MatchedPath>() {
             // Each nested service has three routes: its path, the same with a slash, and the rest.
             Some(path) => match path.as_str().trim_end_matches('/') {
-                "" => key.push_text("/"),
-                path => key.push_text(path),
+                "" => "/".into(),
+                path => path.into(),
             },
             // No route has an empty name.
-            None => key.push_text(&nested_path(parts).unwrap_or_default()),
-        }
+            None => nested_path(parts).unwrap_or_default().into(),
+        });
         Ok(())
     });
     #[cfg(not(feature = "axum"))]

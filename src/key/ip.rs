@@ -52,10 +52,11 @@ impl KeyExtractor for PeerIp {
     }
 }
 
+/// Reads the peer's address again: keeping it would cost each request time.
 #[inline]
 pub(super) fn notice_proxy(parts: &Parts) {
-    if is_check_due() {
-        log_hint(parts);
+    if is_check_due() && peer(parts).is_ok_and(is_local) && has_forwarding_header(parts) {
+        observe::doubt(&HINT);
     }
 }
 
@@ -149,15 +150,6 @@ pub(super) fn log_other_header(parts: &Parts) {
 
 fn has_forwarding_header(parts: &Parts) -> bool {
     FORWARDING.iter().any(|name| parts.headers.contains_key(*name))
-}
-
-/// Reads the peer's address again: keeping it would cost each request time.
-#[cold]
-#[inline(never)]
-fn log_hint(parts: &Parts) {
-    if peer(parts).is_ok_and(is_local) && has_forwarding_header(parts) {
-        observe::doubt(&HINT);
-    }
 }
 
 /// This host's, a private network's, or a provider's network's.
