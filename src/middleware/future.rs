@@ -16,7 +16,7 @@ use tower_service::Service;
 
 use super::rejection::Reject;
 use super::request::{LimitedRequest, Next};
-use super::upload::{Drain, Rest};
+use super::upload::{Rest, rest};
 
 pin_project! {
     /// The future of a response of [`FixedWindow`](crate::FixedWindow).
@@ -99,7 +99,7 @@ where
         body: B,
     ) -> FutureState<S, B, J> {
         limited.note_refused(&parts);
-        match Drain::rest(&limited.current.options.drains, &parts, body) {
+        match rest(&limited.current.options.drains, &parts, body) {
             Ok(rest) => {
                 FutureState::Reading { held: Some(Box::new((parts, rest, Arc::clone(reject)))) }
             }

@@ -14,7 +14,7 @@ use tower_layer::Layer;
 use super::headers::Headers;
 use super::rejection::{Grpc, ProblemJson, Rejection};
 use super::service::{Current, FixedWindow};
-use super::upload::Drain;
+use super::upload::{Drain, drain};
 use crate::decision::Decision;
 use crate::limits::{IntoLimits, Limiter, Limits};
 use crate::queue::{ByKey, Queue};
@@ -128,7 +128,7 @@ impl FixedWindowLayer {
         let limits = limits.into_limits();
         let drains = Vec::from([
             #[cfg(feature = "axum")]
-            Drain::body::<axum::body::Body>(),
+            drain::<axum::body::Body>(),
         ]);
         let options = Options { drains, ..Options::default() };
         Self { limits, options, waiting: Arc::default(), reject: Arc::new(ProblemJson) }
@@ -382,7 +382,7 @@ impl<J> FixedWindowLayer<J> {
     /// `RequestBodyLimitLayer`, in one `ServiceBuilder`, `drain_refused::<Limited<Body>>()`. Each
     /// call adds a type.
     pub fn drain_refused<B: Body + 'static>(mut self) -> Self {
-        self.options.drains.push(Drain::body::<B>());
+        self.options.drains.push(drain::<B>());
         self
     }
 

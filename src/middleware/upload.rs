@@ -7,9 +7,9 @@
 //! (S17). What they have sent by then is read all the same: hyper closes the connection after a
 //! thousand calls that were reset with a message on its way.
 //!
-//! Request bodies may have any type; [`Drain::body`] names those that can be read.
+//! Request bodies may have any type; [`drain`] names those that can be read.
 
-use std::any::{Any, TypeId};
+use std::any::Any;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -34,11 +34,8 @@ const MAX_SILENCE: Duration = Duration::from_secs(1);
 /// The most frames in one poll, so that a body that always has data does not block other tasks.
 const MAX_FRAMES_OF_A_POLL: usize = 64;
 
-#[derive(Clone)]
-pub(crate) struct Drain {
-    body: TypeId,
-    rest: Arc<dyn Any + Send + Sync>,
-}
+/// [`RestOf`] a type of bodies.
+pub(crate) type Drain = Arc<dyn Any + Send + Sync>;
 
 /// The rest of a body. If nothing is to be read, whether something is left.
 type RestOf<B> = fn(&Parts, B) -> Result<Rest<B>, bool>;
@@ -53,22 +50,15 @@ pub(crate) struct Rest<B> {
     silence: Option<Sleep>,
 }
 
-impl Drain {
-    pub(crate) fn body<B: Body + 'static>() -> Self {
-        Self { body: TypeId::of::<B>(), rest: Arc::new(Rest::new as RestOf<B>) }
-    }
+pub(crate) fn drain<B: Body + 'static>() -> Drain {
+    Arc::new(Rest::new as RestOf<B>)
+}
 
-    /// As [`RestOf`].
-    pub(crate) fn rest<B: 'static>(
-        drains: &[Self],
-        parts: &Parts,
-        body: B,
-    ) -> Result<Rest<B>, bool> {
-        let of_body = drains.iter().find(|drain| drain.body == TypeId::of::<B>());
-        match of_body.and_then(|drain| drain.rest.downcast_ref::<RestOf<B>>()) {
-            Some(rest_of) => rest_of(parts, body),
-            None => Err(announces_body(parts)),
-        }
+/// As [`RestOf`].
+pub(crate) fn rest<B: 'static>(drains: &[Drain], parts: &Parts, body: B) -> Result<Rest<B>, bool> {
+    match drains.iter().find_map(|drain| drain.downcast_ref::<RestOf<B>>()) {
+        Some(rest_of) => rest_of(parts, body),
+        None => Err(announces_body(parts)),
     }
 }
 
