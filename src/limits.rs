@@ -85,7 +85,7 @@ pub use kept::KeptReceipt;
 #[derive(Clone)]
 pub struct Limits {
     /// All in one store.
-    limits: Arc<[Limiter]>,
+    pub(crate) limiters: Arc<[Limiter]>,
 }
 
 impl Limits {
@@ -100,9 +100,9 @@ impl Limits {
         assert_valid(&limits);
         let store = AnyStore::new(MemoryStore::new());
         let limiters = limits.into_iter().map(|limit| Limiter::in_store(limit, store.clone()));
-        let this = Self { limits: limiters.collect() };
+        let this = Self { limiters: limiters.collect() };
         let own = || mistakes::OWN_MEMORY.to_owned();
-        this.iter().for_each(|limiter| mistakes::note_name(own(), &limiter.live));
+        this.limiters.iter().for_each(|limiter| mistakes::note_name(own(), &limiter.live));
         this
     }
 
@@ -114,8 +114,8 @@ impl Limits {
     #[track_caller]
     pub fn store(self, store: impl Store) -> Self {
         let store = AnyStore::new(store);
-        let limits = self.limits.iter().map(|limit| limit.moved_to(store.clone()));
-        let this = Self { limits: limits.collect() };
+        let limiters = self.limiters.iter().map(|limit| limit.moved_to(store.clone()));
+        let this = Self { limiters: limiters.collect() };
         // A closure would not show the caller's line.
         for limiter in this.iter() {
             limiter.check_name();
@@ -123,29 +123,8 @@ impl Limits {
         this
     }
 
-    pub(crate) fn iter(&self) -> slice::Iter<'_, Limiter> {
-        self.limits.iter()
-    }
-
-    #[cfg(feature = "openapi")]
-    pub(crate) fn may_fail(&self) -> bool {
-        self.shared_store().is_shared() || self.shared_store().remote().is_some()
-    }
-
-    pub(crate) fn limiters(&self) -> &[Limiter] {
-        &self.limits
-    }
-
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.limits, &other.limits)
-    }
-
-    pub(crate) fn settles(&self, name: &str) -> bool {
-        self.iter().any(|limit| limit.name() == name && limit.live.limit.settled)
-    }
-
     pub(crate) fn shared_store(&self) -> &AnyStore {
-        &self.limits[0].store
+        &self.limiters[0].store
     }
 
     /// Returns the limiter of the limit with this name, to peek at, reset or charge that limit
@@ -167,9 +146,9 @@ impl Limits {
     /// Lines are mostly in the order of the limits, so that this one is `near` its line.
     #[inline(always)]
     fn find(&self, name: &str, near: usize) -> Option<&Limiter> {
-        match self.limits.get(near) {
+        match self.limiters.get(near) {
             Some(limiter) if limiter.name() == name => Some(limiter),
-            _ => self.iter().find(|limiter| limiter.name() == name),
+            _ => self.limiters.iter().find(|limiter| limiter.name() == name),
         }
     }
 
@@ -220,7 +199,7 @@ impl Limits {
     /// # Errors
     /// The same as those of [`settle`](Self::settle).
     pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
-        receipt.into().settle(&self.limits, |_| Some(0))
+        receipt.into().settle(&self.limiters, |_| Some(0))
     }
 
     /// Corrects a charge to its true costs, each by the name of its limit, as [`Limiter::settle`]
@@ -247,7 +226,7 @@ impl Limits {
                 }
             }
         }
-        receipt.settle(&self.limits, |place| costs[place])
+        receipt.settle(&self.limiters, |place| costs[place])
     }
 
     fn ask<T>(
@@ -258,13 +237,16 @@ impl Limits {
         if lines.is_empty() || lines.len() > MAX_LIMITS {
             return Reply::from(Err(StoreError::new("a charge has one to eight lines")));
         }
-        let mut limiters = [&self.limits[0]; MAX_LIMITS];
+        let mut limiters = [&self.limiters[0]; MAX_LIMITS];
         let mut is_usual = true;
         for (place, line) in lines.iter().enumerate() {
             let is_new =
                 |of: &&Limiter| !limiters[..place].iter().any(|other| ptr::eq(*other, *of));
             let Some(limiter) = self.find(line.name, place).filter(is_new) else {
-                return Reply::from(Err(unknown_line(line.name)));
+                return Reply::from(Err(StoreError::with_source(
+                    "a line of a charge names no limit, or one twice",
+                    format!("the name is {:?}", line.name),
+                )));
             };
             limiters[place] = limiter;
             is_usual &= line.quotas.is_none() && limiter.is_unchanged();
@@ -288,12 +270,6 @@ impl Limits {
         let charge = Charge::of_lines(line(0), &rest[..lines.len() - 1]);
         ask(&limiters[..lines.len()], charge, &others)
     }
-}
-
-#[cold]
-fn unknown_line(name: &str) -> StoreError {
-    let what = "a line of a charge names no limit, or one twice";
-    StoreError::with_source(what, format!("the name is {name:?}"))
 }
 
 #[track_caller]
@@ -369,7 +345,7 @@ impl<const N: usize> From<[Limit; N]> for Limits {
 
 impl From<Limiter> for Limits {
     fn from(limiter: Limiter) -> Self {
-        Self { limits: [limiter].into() }
+        Self { limiters: [limiter].into() }
     }
 }
 
@@ -409,7 +385,7 @@ impl From<&Self> for Limits {
 /// assert_eq!(decision.limits().map(|(name, _)| name).collect::<Vec<_>>(), ["requests"]);
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a line charges nothing unless it is part of a charge"]
 pub struct Line<'a> {
     name: &'a str,
@@ -427,13 +403,6 @@ impl<'a> Line<'a> {
     /// Charges the same counters under other quotas, such as a customer's plan.
     pub fn with_quotas(self, quotas: &'a Quotas) -> Self {
         Self { quotas: Some(quotas), ..self }
-    }
-}
-
-impl fmt::Debug for Line<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, cost, .. } = self;
-        f.debug_struct("Line").field("name", name).field("cost", cost).finish_non_exhaustive()
     }
 }
 
@@ -572,7 +541,7 @@ fn report(decision: &Decision, limiters: &[&Limiter], charge: Charge<'_>) {
             let (account, cost) = charge.line_at(place);
             (limiters[place], account, cost)
         };
-        observe(decision, charge.len(), line, false, None);
+        observe(decision, charge.len(), line, None);
     }
 }
 
@@ -601,7 +570,7 @@ impl<'a> IntoIterator for &'a Limits {
     type IntoIter = slice::Iter<'a, Limiter>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.iter()
+        self.limiters.iter()
     }
 }
 
@@ -609,6 +578,6 @@ impl fmt::Debug for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = |plan: Option<Plan>| plan.map_or("by plan".into(), |plan| plan.to_string());
         let of = |limit: &Limiter| (limit.name().to_owned(), text(limit.quotas()));
-        f.debug_map().entries(self.limits.iter().map(of)).finish()
+        f.debug_map().entries(self.limiters.iter().map(of)).finish()
     }
 }

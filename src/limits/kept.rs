@@ -105,9 +105,9 @@ impl<'de> Deserialize<'de> for KeptReceipt {
         if !(1..=MAX_LIMITS).contains(&count) {
             return Err(D::Error::custom(IMPOSSIBLE));
         }
-        let (lines, decided): (Vec<_>, Vec<_>) = written.into_iter().map_while(read).unzip();
-        let names = |of: &[ReceiptLine]| of.iter().map(|of| of.scope().id()).collect::<Vec<_>>();
-        let names = names(&lines);
+        let lines = written.into_iter().map_while(read);
+        let (lines, decided): (Vec<ReceiptLine>, Vec<_>) = lines.unzip();
+        let names: Vec<_> = lines.iter().map(|of| of.scope().id()).collect();
         let is_twice = names.iter().enumerate().any(|(i, name)| names[..i].contains(name));
         if lines.len() < count || is_twice {
             return Err(D::Error::custom(IMPOSSIBLE));

@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::live::{Changes, Live, UNKNOWN};
+use super::live::{Live, UNKNOWN};
 use super::refused::Refused;
 use super::{
     Limit, OtherQuotas, Receipt, ReceiptLine, charge_for_receipt, check, check_here, mistakes,
@@ -81,7 +81,7 @@ impl Limiter {
             scope: live.limit.scope.clone(),
             quotas: live.limit.quotas,
             generation: if is_plan { UNKNOWN } else { 0 },
-            is_watched: live.is_watched(),
+            is_watched: live.tracker.is_some() || live.limit.warns(),
             store,
             live: Arc::new(live),
         }
@@ -94,7 +94,7 @@ impl Limiter {
         let quotas = plan.quotas().copied().unwrap_or(limit.quotas);
         let moved = Self::made(Limit { quotas, shadow, ..limit }, store);
         if plan == Plan::UNLIMITED {
-            moved.change(Change::Quotas, |changes| changes.quotas.set(plan));
+            moved.live.change(Change::Quotas, |changes| changes.quotas.set(plan));
         }
         moved
     }
@@ -352,7 +352,11 @@ impl Limiter {
             (_, false) if self.live.limit.plan.is_some() => Err(StoreError::new(
                 "this limit's quotas differ between requests: write limiter.with_quotas(quotas)",
             )),
-            (plan, own) => Ok((self.live.counted(plan), own || is_plan)),
+            (plan, own) => {
+                // Without a request, a charge is counted in any case.
+                let lifted = || self.live.limit.quotas.lifted();
+                Ok((plan.quotas().copied().unwrap_or_else(lifted), own || is_plan))
+            }
         }
     }
 
@@ -397,7 +401,7 @@ impl Limiter {
     pub fn set_quotas(&self, quotas: impl Into<Plan>) {
         let quotas = quotas.into();
         if self.has_no_plan() {
-            self.change(Change::Quotas, |changes| changes.quotas.set(quotas));
+            self.live.change(Change::Quotas, |changes| changes.quotas.set(quotas));
         }
     }
 
@@ -411,7 +415,7 @@ impl Limiter {
     pub fn set_quotas_until(&self, quotas: impl Into<Plan>, until: SystemTime) {
         let (quotas, until) = (quotas.into(), ms(until));
         if self.has_no_plan() {
-            self.change(Change::Quotas, |changes| changes.quotas.set_until(quotas, until));
+            self.live.change(Change::Quotas, |changes| changes.quotas.set_until(quotas, until));
         }
     }
 
@@ -453,14 +457,14 @@ impl Limiter {
         until: SystemTime,
     ) {
         let (key, quotas, until) = (key.into(), quotas.into(), ms(until));
-        self.change(Change::Key, |changes| changes.keys.set(key, quotas, until));
+        self.live.change(Change::Key, |changes| changes.keys.set(key, quotas, until));
     }
 
     /// Removes one key's own quotas, as in the example of
     /// [`set_key_quotas_until`](Self::set_key_quotas_until).
     pub fn clear_key_quotas(&self, key: impl Into<Key>) {
         let key = key.into();
-        self.change(Change::Key, |changes| changes.keys.clear(&key));
+        self.live.change(Change::Key, |changes| changes.keys.clear(&key));
     }
 
     /// Returns the keys that have their own quotas in this process, with these quotas and when they
@@ -468,21 +472,21 @@ impl Limiter {
     /// [`set_key_quotas_until`](Self::set_key_quotas_until).
     pub fn key_quotas(&self) -> Vec<(Key, Plan, SystemTime)> {
         self.end_changes();
-        let own = self.live.key_quotas().into_iter();
+        let own = self.live.lock().keys.all().into_iter();
         own.map(|(key, quotas, until)| (key, quotas, system_time(until))).collect()
     }
 
     /// Switches [shadow mode](crate::Limit::shadow) on or off for all layers of this limiter, as in
     /// the example there. Without HTTP, it changes nothing: your own code acts on the decision.
     pub fn set_shadow(&self, shadow: bool) {
-        self.change(Change::Shadow, |changes| changes.shadow.set(shadow));
+        self.live.change(Change::Shadow, |changes| changes.shadow.set(shadow));
     }
 
     /// Switches shadow mode on or off until an instant, as
     /// [`set_quotas_until`](Self::set_quotas_until) changes the quotas.
     pub fn set_shadow_until(&self, shadow: bool, until: SystemTime) {
         let until = ms(until);
-        self.change(Change::Shadow, |changes| changes.shadow.set_until(shadow, until));
+        self.live.change(Change::Shadow, |changes| changes.shadow.set_until(shadow, until));
     }
 
     fn has_no_plan(&self) -> bool {
@@ -493,29 +497,11 @@ impl Limiter {
         !is_by_plan
     }
 
-    fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) {
-        let end = self.live.change(of, change);
-        self.scope.observe().changed(of, end);
-    }
-
     /// Also those of the limit that this is a plan of.
     pub(crate) fn end_changes(&self) {
-        let end = |live: &Live| {
-            if live.has_ended(|| self.now()) {
-                self.end_due_changes(live);
-            }
-        };
-        end(&self.live);
+        self.live.end(|| self.now());
         if let Some(limit) = &self.live.plan_of {
-            end(limit);
-        }
-    }
-
-    #[cold]
-    fn end_due_changes(&self, live: &Live) {
-        for (of, end) in live.end(self.now()) {
-            self.scope.observe().change_ended(of);
-            self.scope.observe().changed(of, end);
+            limit.end(|| self.now());
         }
     }
 }

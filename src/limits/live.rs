@@ -1,7 +1,7 @@
 //! A limit with its changes at run time: [`Live`].
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::quality::RandomState;
@@ -13,7 +13,6 @@ use crate::key::Key;
 use crate::observe::Change;
 use crate::quota::{Plan, Quotas};
 
-const NEVER: i64 = i64::MAX;
 /// The generation of a handle whose quotas differ between requests, and of one of a plan, whose
 /// charges end changes of the limit.
 pub(super) const UNKNOWN: u64 = u64::MAX;
@@ -24,7 +23,6 @@ pub(crate) struct Live {
     pub(crate) limit: Limit,
     /// Differs for each change of the quotas; 0 before any.
     generation: AtomicU64,
-    ends: AtomicI64,
     shadow: AtomicBool,
     changes: Mutex<Changes>,
     pub(super) tracker: Option<Arc<Tracker>>,
@@ -38,7 +36,6 @@ impl Live {
     pub(super) fn new(limit: Limit) -> Self {
         Self {
             generation: AtomicU64::new(0),
-            ends: AtomicI64::new(NEVER),
             shadow: AtomicBool::new(limit.shadow),
             changes: Mutex::new(Changes::none(&limit)),
             tracker: limit.tracked.map(|most| Arc::new(Tracker::new(most))),
@@ -55,22 +52,13 @@ impl Live {
         Self { tracker: self.tracker.clone(), plan_of, ..Self::new(limit) }
     }
 
-    pub(crate) fn is_watched(&self) -> bool {
-        self.tracker.is_some() || self.limit.warns()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Changes> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Changes> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `None` if each request has its own.
     pub(crate) fn quotas(&self) -> Option<Plan> {
         self.limit.plan.is_none().then(|| self.lock().quotas.get())
-    }
-
-    /// Of a charge without a request, which is counted in any case.
-    pub(super) fn counted(&self, plan: Plan) -> Quotas {
-        plan.quotas().copied().unwrap_or_else(|| self.limit.quotas.lifted())
     }
 
     /// Without changes that end by themselves.
@@ -86,16 +74,12 @@ impl Live {
         (own.unwrap_or(changes.quotas.get()), own.is_some())
     }
 
-    pub(super) fn key_quotas(&self) -> Vec<(Key, Plan, i64)> {
-        self.lock().keys.all()
-    }
-
     /// Returns the quotas in force with their generation, and the plan for requests whose quotas
     /// differ.
     pub(crate) fn in_force(self: &Arc<Self>) -> (u64, Quotas, Option<PlanFn>) {
         let (changes, plan) = (self.lock(), self.limit.plan.clone());
         let all = changes.quotas.get();
-        let plan = if !changes.keys.is_empty() || all == Plan::UNLIMITED {
+        let plan = if !changes.keys.own.is_empty() || all == Plan::UNLIMITED {
             let this = Arc::clone(self);
             Some(Arc::new(move |parts: &Parts, key: &Key| match (this.quotas_for(key), &plan) {
                 ((_, false), Some(plan)) => plan(parts, key),
@@ -113,40 +97,41 @@ impl Live {
         plan.and_then(|plan| plan(parts, key)).unwrap_or(quotas.into())
     }
 
-    /// Returns the instant when the last change of this kind ends.
-    pub(super) fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) -> Option<i64> {
+    pub(super) fn change(&self, of: Change, change: impl FnOnce(&mut Changes)) {
         self.update(|changes| {
             change(changes);
-            changes.last_end(of)
-        })
+            vec![of]
+        });
     }
 
-    pub(super) fn has_ended(&self, now: impl FnOnce() -> i64) -> bool {
-        self.generation.load(Ordering::Acquire) & ENDS > 0
-            && now() >= self.ends.load(Ordering::Relaxed)
+    pub(super) fn end(&self, now: impl FnOnce() -> i64) {
+        if self.generation.load(Ordering::Acquire) & ENDS == 0 {
+            return;
+        }
+        let (now, end) = (now(), self.lock().next_end());
+        if end.is_some_and(|end| end <= now) {
+            let ended = self.update(|changes| changes.end(now));
+            ended.into_iter().for_each(|of| self.limit.scope.observe().change_ended(of));
+        }
     }
 
-    pub(super) fn end(&self, now: i64) -> Vec<(Change, Option<i64>)> {
-        self.update(|changes| {
-            let ended = changes.end(now).into_iter();
-            ended.map(|of| (of, changes.last_end(of))).collect()
-        })
-    }
-
-    fn update<T>(&self, update: impl FnOnce(&mut Changes) -> T) -> T {
+    /// `update` returns what it has changed.
+    fn update(&self, update: impl FnOnce(&mut Changes) -> Vec<Change>) -> Vec<Change> {
         let mut changes = self.lock();
-        let quotas = |of: &Changes| (of.quotas.get(), of.keys.is_empty());
+        let quotas = |of: &Changes| (of.quotas.get(), of.keys.own.is_empty());
         let before = quotas(&changes);
         let updated = update(&mut changes);
         changes.count += u64::from(quotas(&changes) != before);
         self.shadow.store(changes.shadow.get(), Ordering::Relaxed);
-        let ends = changes.next_end();
-        self.ends.store(ends, Ordering::Relaxed);
-        let is_usual = changes.keys.is_empty() && changes.quotas.get() == self.limit.quotas.into();
+        let is_usual =
+            changes.keys.own.is_empty() && changes.quotas.get() == self.limit.quotas.into();
         let generation = if is_usual { 0 } else { changes.count };
-        let ends = if ends == NEVER { 0 } else { ENDS };
+        let ends = if changes.next_end().is_some() { ENDS } else { 0 };
         // Stored last, under the lock: a reader of this generation finds the changes.
         self.generation.store(generation | ends, Ordering::Release);
+        for of in &updated {
+            self.limit.scope.observe().changed(*of, changes.last_end(*of));
+        }
         updated
     }
 
@@ -197,13 +182,9 @@ impl KeyQuotas {
     }
 
     /// The first to end first.
-    fn all(&self) -> Vec<(Key, Plan, i64)> {
+    pub(super) fn all(&self) -> Vec<(Key, Plan, i64)> {
         let own = |(end, key): (&End, &Key)| Some((key.clone(), self.get(key)?, end.0));
         self.ends.iter().filter_map(own).collect()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.own.is_empty()
     }
 
     pub(super) fn set(&mut self, key: Key, quotas: Plan, until: i64) {
@@ -281,9 +262,9 @@ impl Changes {
         ended
     }
 
-    fn next_end(&self) -> i64 {
+    fn next_end(&self) -> Option<i64> {
         let key = self.keys.ends.keys().next().map(|(until, _)| *until);
-        [key, self.quotas.until(), self.shadow.until()].into_iter().flatten().min().unwrap_or(NEVER)
+        [key, self.quotas.until(), self.shadow.until()].into_iter().flatten().min()
     }
 
     fn last_end(&self, of: Change) -> Option<i64> {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::limits::Limits;
+use crate::limits::{Limiter, Limits};
 use crate::observe;
 use crate::sync::{Mutex, in_this_runtime, lock};
 
@@ -48,7 +48,7 @@ struct Report {
 
 impl Report {
     fn note_reader(&mut self, limits: &Limits) {
-        if !self.readers.iter().any(|of| of.is_same(limits)) {
+        if !self.readers.iter().any(|of| Arc::ptr_eq(&of.limiters, &limits.limiters)) {
             self.readers.push(limits.clone());
         }
     }
@@ -64,7 +64,8 @@ impl Clone for Report {
 impl Drop for Report {
     fn drop(&mut self) {
         for name in self.costs.keys() {
-            if !self.readers.is_empty() && !self.readers.iter().any(|of| of.settles(name)) {
+            let takes = |of: &Limiter| of.name() == &**name && of.live.limit.settled;
+            if !self.readers.is_empty() && !self.readers.iter().flatten().any(takes) {
                 observe::mistake(&format_args!(
                     "a response reports a true cost of {name:?}, and no limit takes it: write \
                      .name(\"tokens\").settled() for the limit, and \

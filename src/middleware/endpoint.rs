@@ -1,7 +1,7 @@
 //! A rate-limit endpoint in the form of GitHub's `GET /rate_limit`.
 
 use std::convert::Infallible;
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ use crate::store::{Account, Charge, Reply, Scope, StoreError};
 /// The reads are not counted. In memory they are cheap, so the route needs no limit, as at GitHub
 /// (`examples/github.rs`). In a remote store, they are a call for each limit: give the route a
 /// limit of its own there, by address and in memory.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RateLimitEndpoint {
     limits: Vec<Limiter>,
 }
@@ -63,7 +63,7 @@ impl RateLimitEndpoint {
         let mut shown: Vec<Limiter> = Vec::new();
         // A closure would not show the caller's line.
         for limits in layers.into_iter().map(Into::into) {
-            for limiter in limits.limiters() {
+            for limiter in &limits {
                 assert!(
                     !limiter.name().is_empty(),
                     "a rate limit is shown by its name: write Quota::per_hour(5_000).name(\"core\")"
@@ -185,10 +185,4 @@ fn numbers(usage: &Usage) -> String {
         usage.remaining(),
         seconds(usage.end),
     )
-}
-
-impl fmt::Debug for RateLimitEndpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.limits).finish()
-    }
 }

@@ -329,7 +329,7 @@ impl<J> FixedWindowLayer<J> {
     #[track_caller]
     #[doc(alias("use_headers", "no_headers"))]
     pub fn headers(mut self, headers: Headers) -> Self {
-        let is_named = self.limits.iter().all(|limiter| !limiter.name().is_empty());
+        let is_named = self.limits.limiters.iter().all(|limiter| !limiter.name().is_empty());
         assert!(
             headers != Headers::OpenAi || is_named,
             "the headers of OpenAI's API have the names of the limits: write \
@@ -347,7 +347,7 @@ impl<J> FixedWindowLayer<J> {
     where
         J: 'static,
     {
-        let mut names = self.options.headers.names(self.limits.iter().map(Limiter::name));
+        let mut names = self.options.headers.names(self.limits.limiters.iter().map(Limiter::name));
         let reject: &dyn Any = &*self.reject;
         if reject.is::<Grpc>() {
             names.extend(Grpc::HEADERS);

@@ -46,7 +46,8 @@ impl<J: 'static> FixedWindowLayer<J> {
         add_failure(StatusCode::BAD_REQUEST, lacks_key, false);
         let is_misconfigured = "The rate limit of this server is misconfigured.";
         add_failure(StatusCode::INTERNAL_SERVER_ERROR, is_misconfigured, false);
-        if self.options.queue.is_some() || self.limits.may_fail() {
+        let store = self.limits.shared_store();
+        if self.options.queue.is_some() || store.is_shared() || store.remote().is_some() {
             let is_unavailable = "The rate limit can't be checked, or the server is shutting down.";
             add_failure(StatusCode::SERVICE_UNAVAILABLE, is_unavailable, true);
         }
@@ -109,38 +110,34 @@ fn content(reject: &dyn Any, status: StatusCode, is_refusal: bool) -> Option<Val
     Some(json!({ media: { "schema": schema } }))
 }
 
+/// The headers of each style by the beginnings of their names: some are of one limit, or of each.
+const HEADERS: [(&str, &str, &str); 8] = [
+    ("x-ratelimit-limit", "The requests, or tokens, of a window.", "integer"),
+    ("x-ratelimit-remaining", "How many of them are left.", "integer"),
+    ("x-ratelimit-used", "How many of them are used.", "integer"),
+    ("x-ratelimit-resource", "The name of the limit.", "string"),
+    ("x-ratelimit-reset-", "When the window ends, such as `6m0s`.", "string"),
+    ("x-ratelimit-reset", "When the window ends, in seconds since the Unix epoch, UTC.", "integer"),
+    ("ratelimit-", "The quotas, as in draft-ietf-httpapi-ratelimit-headers-10.", "string"),
+    ("ratelimit", "What is left of them, as in the same draft.", "string"),
+];
+
 fn refusal_headers<J>(layer: &FixedWindowLayer<J>) -> Value {
-    let names = layer.limits.iter().map(Limiter::name);
+    let names = layer.limits.limiters.iter().map(Limiter::name);
     let resources: Vec<_> = names.clone().filter(|name| !name.is_empty()).collect();
-    let integer = json!({ "type": "integer", "minimum": 0 });
-    let text = json!({ "type": "string" });
-    let one_of_them = json!({ "type": "string", "enum": resources });
     let mut headers = common_headers(true);
     // Absent if waiting does not help.
     headers["retry-after"]["required"] = json!(false);
     for name in layer.options.headers.names(names) {
-        let (description, schema) = match name.as_str() {
-            "retry-after" => continue,
-            "x-ratelimit-resource" if resources.is_empty() => continue,
-            "x-ratelimit-resource" => ("The name of the limit.", &one_of_them),
-            "x-ratelimit-used" => ("How many of them are used.", &integer),
-            "x-ratelimit-reset" => {
-                ("When the window ends, in seconds since the Unix epoch, UTC.", &integer)
-            }
-            "ratelimit-policy" => {
-                ("The quotas, as in draft-ietf-httpapi-ratelimit-headers-10.", &text)
-            }
-            "ratelimit" => ("What is left of them, as in the same draft.", &text),
-            // Of one limit, or of each by its name.
-            name if name.starts_with("x-ratelimit-limit") => {
-                ("The requests, or tokens, of a window.", &integer)
-            }
-            name if name.starts_with("x-ratelimit-remaining") => {
-                ("How many of them are left.", &integer)
-            }
-            _ => ("When the window ends, such as `6m0s`.", &text),
+        let known = HEADERS.iter().find(|(begin, ..)| name.as_str().starts_with(begin));
+        let Some((begin, description, kind)) = known else { continue };
+        let schema = match (*begin, *kind) {
+            ("x-ratelimit-resource", _) if resources.is_empty() => continue,
+            ("x-ratelimit-resource", _) => json!({ "type": "string", "enum": resources }),
+            (_, "integer") => json!({ "type": "integer", "minimum": 0 }),
+            (_, kind) => json!({ "type": kind }),
         };
-        headers[name.as_str()] = header(description, schema);
+        headers[name.as_str()] = header(description, &schema);
     }
     headers
 }

@@ -120,11 +120,11 @@ impl LimitedRequest {
         if self.current.options.skips(parts) {
             return Next::Call;
         }
-        match find_line(&self.current.settings, parts, &mut self.first) {
+        match find_line(&self.current.settings[0], parts, &mut self.first) {
             Ok(lines) => self.lines = lines,
             Err(reason) => return self.refused(reason),
         }
-        for limit in 1..self.current.count() {
+        for limit in 1..self.current.settings.len() {
             if let Err(reason) = self.find_other(limit, parts) {
                 return self.refused(reason);
             }
@@ -177,7 +177,7 @@ impl LimitedRequest {
     #[inline(never)]
     fn find_other(&mut self, limit: usize, parts: &Parts) -> Result<(), Reason> {
         let mut line = RequestLine { limit, ..RequestLine::default() };
-        match find_line(self.current.settings_of(limit), parts, &mut line) {
+        match find_line(&self.current.settings[limit], parts, &mut line) {
             Ok(FoundLines::None) => {}
             Ok(found) => self.add(line, found),
             Err(reason) => {
@@ -236,7 +236,7 @@ impl LimitedRequest {
             others => others.iter().map(|line| (self.account(line), line.cost)).collect(),
         };
         let charge = Charge::of_lines((self.account(&self.first), self.first.cost), &others);
-        self.current.settings.limiter.store.rule(charge)
+        self.current.settings[0].limiter.store.rule(charge)
     }
 
     fn send(&self) -> Reply<Decision> {
@@ -326,8 +326,7 @@ impl LimitedRequest {
     #[cfg(feature = "tracing")]
     fn log_first(&self) {
         let lines = || self.lines().chain(self.aside().iter().map(|(line, _)| line));
-        for limit in 0..self.current.count() {
-            let limiter = &self.current.settings_of(limit).limiter;
+        for (limit, Settings { limiter, .. }) in self.current.settings.iter().enumerate() {
             if !limiter.live.is_new() {
                 continue;
             }
@@ -412,7 +411,7 @@ impl LimitedRequest {
     #[inline]
     pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
         if let Some(decision) = self.charged() {
-            let now = || self.current.settings.limiter.now();
+            let now = || self.current.settings[0].limiter.now();
             self.governing(Some(decision)).headers.stamp_passed(
                 response,
                 decision,
@@ -437,7 +436,7 @@ impl LimitedRequest {
         // refunds the charge where that is set.
         let (parts, body) = response.into_parts();
         let count_if = self.current.options.count_if.as_ref();
-        let settles = |_: &_| self.current.limits.iter().any(|of| of.live.limit.settled);
+        let settles = |_: &_| self.current.limits.limiters.iter().any(|of| of.live.limit.settled);
         let cost = parts.extensions.get::<TrueCost>().filter(settles);
         let counts = count_if.is_none_or(|counts| counts(&parts));
         let actual = match (cost, counts) {
@@ -601,7 +600,7 @@ impl LimitedRequest {
 
     #[inline]
     fn settings_of(&self, line: &RequestLine) -> &Settings {
-        self.current.settings_of(line.limit)
+        &self.current.settings[line.limit]
     }
 
     #[inline]

@@ -48,7 +48,8 @@ pub struct FixedWindow<S, J = ProblemJson> { // no Service? Write `.reject(Empty
 
 impl<S, J> FixedWindow<S, J> {
     pub(crate) fn new(inner: S, current: Current, reject: Arc<J>) -> Self {
-        let (first, changed) = (Arc::new(current), Mutex::new(None));
+        let first = Arc::new(current);
+        let changed = Mutex::new(Arc::clone(&first));
         Self { inner, shared: Arc::new(InForce { first, changed, reject }) }
     }
 }
@@ -93,7 +94,7 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
 struct InForce<J> {
     /// Read without a lock. Most layers never change their quotas.
     first: Arc<Current>,
-    changed: Mutex<Option<Arc<Current>>>,
+    changed: Mutex<Arc<Current>>,
     reject: Arc<J>,
 }
 
@@ -108,14 +109,11 @@ impl<J> InForce<J> {
 
     #[cold]
     fn renew(&self) -> Arc<Current> {
-        if self.first.is_current_now() {
-            return Arc::clone(&self.first);
+        let mut current = sync::lock(&self.changed);
+        if !current.is_current_now() {
+            *current = Arc::new(current.renewed());
         }
-        let mut changed = sync::lock(&self.changed);
-        match &*changed {
-            Some(current) if current.is_current_now() => Arc::clone(current),
-            _ => Arc::clone(changed.insert(Arc::new(self.first.renewed()))),
-        }
+        Arc::clone(&current)
     }
 }
 
@@ -124,18 +122,17 @@ pub(crate) struct Current {
     pub(crate) limits: Limits,
     pub(crate) options: Options,
     pub(crate) queue: Option<Arc<Queue>>,
-    pub(crate) settings: Settings,
-    others: Box<[Settings]>,
+    /// Of each limit.
+    pub(crate) settings: Box<[Settings]>,
     /// Counts the requests that were marked: see [`mark`](Self::mark).
     marked: AtomicU32,
 }
 
 impl Current {
     pub(crate) fn new(limits: Limits, options: Options, queue: Option<Arc<Queue>>) -> Self {
-        let mut all = limits.iter().map(|limiter| Settings::new(limiter, &options));
-        let settings = all.next().expect("a layer has a limit");
-        let others = all.collect();
-        Self { limits, options, queue, settings, others, marked: AtomicU32::new(0) }
+        let settings = limits.limiters.iter().map(|limiter| Settings::new(limiter, &options));
+        let settings = settings.collect();
+        Self { limits, options, queue, settings, marked: AtomicU32::new(0) }
     }
 
     #[cold]
@@ -143,34 +140,17 @@ impl Current {
         Self::new(self.limits.clone(), self.options.clone(), self.queue.clone())
     }
 
-    #[inline]
-    pub(crate) fn count(&self) -> usize {
-        1 + self.others.len()
-    }
-
-    pub(crate) fn settings_of(&self, limit: usize) -> &Settings {
-        match limit {
-            0 => &self.settings,
-            other => &self.others[other - 1],
-        }
-    }
-
     /// No limit's quotas have changed since this was made, and no change ends by itself.
     #[inline]
     fn is_current(&self) -> bool {
-        self.are_all(|of| of.limiter.live.is_of(of.generation))
+        self.settings.iter().all(|of| of.limiter.live.is_of(of.generation))
     }
 
     pub(crate) fn is_current_now(&self) -> bool {
-        self.are_all(|of| {
+        self.settings.iter().all(|of| {
             of.limiter.end_changes();
             of.limiter.live.generation() == of.generation
         })
-    }
-
-    #[inline]
-    fn are_all(&self, are: impl Fn(&Settings) -> bool) -> bool {
-        are(&self.settings) && self.others.iter().all(are)
     }
 }
 

@@ -110,7 +110,7 @@ impl OfKey {
         drop(waiting);
         if more != 0 || visit.waited.is_some() {
             for (limit, _) in &*self.counters {
-                let observed = queue.limits.limiters()[*limit].scope.observe();
+                let observed = queue.limits.limiters[*limit].scope.observe();
                 observed.waits(more);
                 visit.waited.into_iter().for_each(|time| observed.took(Timed::Wait, time));
             }

@@ -173,7 +173,7 @@ fn lines_that_name_no_limit_or_one_twice_are_an_error_and_charge_nothing() {
 #[test]
 fn the_debug_output_of_a_line_has_no_key() {
     let line = format!("{:?}", Line::new("tokens", "acme", 7));
-    assert_eq!(line, r#"Line { name: "tokens", cost: 7, .. }"#);
+    assert_eq!(line, r#"Line { name: "tokens", key: Key(..), cost: 7, quotas: None }"#);
 }
 
 #[test]

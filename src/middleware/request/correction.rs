@@ -37,7 +37,7 @@ impl Actual {
 
     /// Returns the decision with these costs.
     pub(super) fn correct(&self, receipt: &Receipt, limits: &Limits) -> (Reply<()>, Decision) {
-        receipt.correct(limits.limiters(), |_, limiter, granted| Some(self.cost(limiter, granted)))
+        receipt.correct(&limits.limiters, |_, limiter, granted| Some(self.cost(limiter, granted)))
     }
 }
 
@@ -107,7 +107,7 @@ impl PendingDecision {
             let _kept = kept;
             let decision = reply.await?;
             if decision.is_allowed() {
-                Receipt::new(lines, decision).correct(limits.limiters(), |_, _, _| None).0.await?;
+                Receipt::new(lines, decision).correct(&limits.limiters, |_, _, _| None).0.await?;
             }
             Ok(())
         });
