@@ -3,11 +3,9 @@
 //! A decision has a line for each limit of its charge, and is that of the line that governs. If
 //! there are others, all lines are in a box, each in its place.
 
-use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::fmt;
 use std::num::NonZero;
-use std::ptr;
 use std::time::{Duration, SystemTime};
 
 use crate::quota::{Periods, Quota, Quotas, Span, rate};
@@ -19,7 +17,7 @@ mod kept;
 mod limited;
 mod usage;
 
-pub(crate) use decide::{Ask, LineWindows, Merging, Ruling};
+pub(crate) use decide::{Ask, LineWindows, Ruling};
 #[cfg(feature = "serde")]
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
@@ -66,13 +64,8 @@ const MAX_INLINE: usize = 2;
 #[derive(Clone)]
 #[must_use = "a decision limits nothing unless it is looked at: see `is_allowed` and `into_result`"]
 pub struct Decision {
-    /// The line that governs. Of several, with the time, the verdict and the store of all.
-    line: DecidedLine,
-    details: Option<Box<Details>>,
-}
-
-#[derive(Clone, Copy)]
-struct DecidedLine {
+    // Of several lines, this is the one that governs, with the time, the verdict and the store of
+    // all.
     now: i64,
     /// The tokens taken, or those that a refused charge asked for.
     cost: u64,
@@ -91,11 +84,12 @@ struct DecidedLine {
     /// `true` if the fallback of a store that failed decided.
     local: bool,
     shadow: bool,
+    details: Option<Box<Details>>,
 }
 
 /// The verdict on a charge. Of several, the greatest prevails: never is later than any instant.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Verdict {
+pub(crate) enum Verdict {
     Passed,
     Reserved { ready_at: i64 },
     Refused { retry_at: i64 },
@@ -106,12 +100,11 @@ enum Verdict {
 struct Details {
     /// All lines in their places of the charge, if there are several. A limit whose store failed, and
     /// that lets requests pass then, has no line.
-    lines: [Option<DecidedLine>; MAX_LIMITS],
+    lines: [Option<Decision>; MAX_LIMITS],
     /// Of several lines.
     governing: Option<u8>,
-    /// Of lines that have some, with their places. Beside the lines, so that nothing is dropped
-    /// where a line is written.
-    of_lines: Vec<(usize, LineDetails)>,
+    /// Of one line.
+    line: Option<LineDetails>,
 }
 
 #[derive(Clone)]
@@ -123,117 +116,46 @@ struct LineDetails {
     nodes: NonZero<u32>,
 }
 
-/// What clients read of a refusal, beside the time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Refusal {
-    standing: Usage,
-    verdict: Verdict,
-    /// Of the only quota that refused. `None`: the text names others, or the cost.
-    period: Option<usize>,
-}
-
-#[derive(Clone, Copy)]
-struct LineRef<'a>(&'a DecidedLine, Option<&'a LineDetails>);
-
-impl Details {
-    fn of_line(details: LineDetails) -> Option<Box<Self>> {
-        Some(Box::new(Self { of_lines: vec![(0, details)], ..Self::default() }))
-    }
-
-    fn at(&self, place: usize) -> Option<&LineDetails> {
-        self.of_lines.iter().find(|(of, _)| *of == place).map(|(_, details)| details)
-    }
-}
-
-impl LineDetails {
-    fn from_usage(usage: &[Usage]) -> Self {
-        let mut standings = [Usage::NONE; Quotas::MAX];
-        standings[..usage.len()].copy_from_slice(usage);
-        Self { standings, covered: None, nodes: NonZero::<u32>::MIN }
-    }
-}
-
-impl Refusal {
-    /// Whether refusals that read like this have the same text.
-    pub(crate) fn has_usual_text(&self) -> bool {
-        self.period.is_some()
-    }
-}
-
-impl<'a> LineRef<'a> {
-    fn usage(self) -> &'a [Usage] {
-        let Self(line, details) = self;
-        let standings: &[Usage] = match details {
-            Some(details) => &details.standings,
-            None => &line.inline,
-        };
-        &standings[..line.len.into()]
-    }
-
-    fn covering_window(self, i: usize) -> Span {
-        let covered = self.1.and_then(|details| details.covered);
-        covered.map_or_else(|| self.usage()[i].span(), |covered| covered[i])
-    }
-
-    fn to_decision(self) -> Decision {
-        let Self(line, details) = self;
-        let details = details.and_then(|details| Details::of_line(details.clone()));
-        Decision { line: *line, details }
-    }
-}
-
-impl PartialEq for LineRef<'_> {
-    fn eq(&self, other: &Self) -> bool {
-        let bits = |line: &DecidedLine| (line.refusing, line.shared, line.local, line.governing);
-        let count =
-            |line: &DecidedLine| (line.name, line.periods, line.now, line.cost, line.verdict);
-        bits(self.0) == bits(other.0)
-            && count(self.0) == count(other.0)
-            && self.usage() == other.usage()
-            && (0..self.usage().len()).all(|i| self.covering_window(i) == other.covering_window(i))
-    }
-}
-
 impl Decision {
     /// Returns whether the charge passed, immediately or as a reservation.
     pub fn is_allowed(&self) -> bool {
-        self.line.is_allowed()
+        matches!(self.verdict, Verdict::Passed | Verdict::Reserved { .. })
     }
 
     /// Returns the number of tokens taken: the cost of a charge that passed, or 0 for a refusal or
     /// a peek.
     pub fn granted(&self) -> u64 {
-        if self.is_allowed() { self.line.cost } else { 0 }
+        if self.is_allowed() { self.cost } else { 0 }
     }
 
     /// If some tokens are left for a refused charge, these and its cost.
     pub(crate) fn left_and_cost(&self) -> Option<(u64, u64)> {
         // Most charges are of one token, which fits wherever any is left.
-        if self.line.cost <= 1 || self.is_allowed() {
+        if self.cost <= 1 || self.is_allowed() {
             return None;
         }
         let left = self.remaining();
-        (0 < left && left < self.line.cost).then_some((left, self.line.cost))
+        (0 < left && left < self.cost).then_some((left, self.cost))
     }
 
     /// Returns the quota's limit.
     pub fn limit(&self) -> u64 {
-        self.line.governor().limit()
+        self.governor().limit()
     }
 
     /// Returns the tokens used in the quota's window.
     pub fn used(&self) -> u64 {
-        self.line.governor().used()
+        self.governor().used()
     }
 
     /// Returns the tokens left in the quota's window.
     pub fn remaining(&self) -> u64 {
-        self.line.governor().remaining()
+        self.governor().remaining()
     }
 
     /// Returns when the quota's window ends.
     pub fn reset_at(&self) -> SystemTime {
-        self.line.governor().reset_at()
+        self.governor().reset_at()
     }
 
     /// Returns how long the quota's window still runs.
@@ -268,36 +190,43 @@ impl Decision {
     #[inline(always)]
     pub fn usage(&self) -> &[Usage] {
         match &self.details {
-            None => &self.line.inline[..self.line.len.into()],
-            Some(_) => self.governing_line().usage(),
+            None => &self.inline[..self.len.into()],
+            Some(_) => self.detailed_usage(),
         }
+    }
+
+    #[inline(never)]
+    fn detailed_usage(&self) -> &[Usage] {
+        let line = self.governing_line();
+        let standings = line.line_details().map_or(&line.inline[..], |of| &of.standings);
+        &standings[..line.len.into()]
     }
 
     /// Returns the quotas that refused, as indexes into [`usage`](Self::usage).
     pub fn refusing(&self) -> impl Iterator<Item = usize> + use<> {
-        let refusing = self.line.refusing;
+        let refusing = self.refusing;
         (0..Quotas::MAX).filter(move |i| refusing >> i & 1 == 1)
     }
 
     pub(crate) fn is_refused_for_good(&self) -> bool {
-        self.line.verdict == Verdict::RefusedForGood
+        self.verdict == Verdict::RefusedForGood
     }
 
     /// The position of the governing quota.
     pub(crate) fn governing(&self) -> usize {
-        self.line.governing.into()
+        self.governing.into()
     }
 
     /// Returns whether this process decided in memory, because the store failed.
     pub fn is_local(&self) -> bool {
-        self.line.local
+        self.local
     }
 
     /// Returns whether this is the decision of a limit in [shadow mode](crate::Limit::shadow),
     /// whose refusals a layer lets pass, as in the example of
     /// [`on_decision`](crate::FixedWindowLayer::on_decision).
     pub fn is_shadow(&self) -> bool {
-        self.line.shadow
+        self.shadow
     }
 
     /// Converts a refusal into an error, for use with `?`, as in [the
@@ -318,19 +247,19 @@ impl Decision {
     /// refused, limits that would have granted their cost took nothing, and are
     /// [`is_allowed`](Self::is_allowed).
     pub fn of(&self, name: &str) -> Option<Self> {
-        self.lines().find(|(_, of)| of.0.name.text() == name).map(|(_, of)| of.to_decision())
+        self.lines().find(|(_, of)| of.name() == name).map(|(_, of)| of.clone())
     }
 
     /// Returns the name (or an empty one) and the decision of each limit that was charged, as in
     /// the example of [`Line`](crate::Line).
     pub fn limits(&self) -> impl Iterator<Item = (&str, Self)> {
-        self.lines().map(|(_, of)| (of.0.name.text(), of.to_decision()))
+        self.lines().map(|(_, of)| (of.name(), of.clone()))
     }
 
     /// Returns the name of the limit that the single values are about, as in the example of
     /// [`Limits`](crate::Limits). It is empty if the limit has none.
     pub fn name(&self) -> &str {
-        self.line.name.text()
+        self.name.text()
     }
 
     /// The name of a quota of the only limit, for clients, such as `login:5/minute`.
@@ -344,7 +273,7 @@ impl Decision {
     /// A quota of the only limit as text, such as `5/minute`.
     pub(crate) fn rate(&self, i: usize) -> String {
         let usage = self.usage()[i];
-        rate(usage.limit, usage.length(), self.line.periods.of(i))
+        rate(usage.limit, usage.length(), self.periods.of(i))
     }
 
     /// The quotas that refused.
@@ -353,43 +282,40 @@ impl Decision {
         self.limits().flat_map(violated).collect()
     }
 
-    pub(crate) fn refusal(&self) -> Refusal {
-        let Self { line, details } = self;
-        let others = || self.lines().filter(|(_, of)| of.0.refusing > 0).count() > 1;
-        let is_only = line.refusing.is_power_of_two()
+    /// What clients read of a refusal by one quota, beside the time. `None`: the text names others,
+    /// or the cost.
+    pub(crate) fn refusal(&self) -> Option<(Usage, Verdict, usize)> {
+        let others = || self.lines().filter(|(_, of)| of.refusing > 0).count() > 1;
+        let is_only = self.refusing.is_power_of_two()
             && self.left_and_cost().is_none()
-            && !(details.is_some() && others());
-        Refusal {
-            standing: *line.governor(),
-            verdict: line.verdict,
-            period: is_only.then(|| line.periods.of(self.governing())),
-        }
+            && !(self.details.is_some() && others());
+        is_only.then(|| (*self.governor(), self.verdict, self.periods.of(self.governing())))
     }
 
     fn until(&self, at: i64) -> Duration {
-        Duration::from_millis(at.saturating_sub(self.line.now).max(0) as u64)
+        Duration::from_millis(at.saturating_sub(self.now).max(0) as u64)
     }
 
     pub(crate) fn now_ms(&self) -> i64 {
-        self.line.now
+        self.now
     }
 
     pub(crate) fn retry_at_ms(&self) -> Option<i64> {
-        match self.line.verdict {
+        match self.verdict {
             Verdict::Refused { retry_at } => Some(retry_at),
             _ => None,
         }
     }
 
     pub(crate) fn ready_at_ms(&self) -> Option<i64> {
-        match self.line.verdict {
+        match self.verdict {
             Verdict::Reserved { ready_at } => Some(ready_at),
             _ => None,
         }
     }
 
     pub(crate) fn reset_at_ms(&self) -> i64 {
-        self.line.governor().end
+        self.governor().end
     }
 
     /// The first, if the quotas have changed since and are fewer.
@@ -398,69 +324,55 @@ impl Decision {
         quotas.get(self.governing()).unwrap_or(&quotas[0])
     }
 
-    fn lines(&self) -> impl Iterator<Item = (usize, LineRef<'_>)> + Clone {
-        (0..MAX_LIMITS).filter_map(|place| Some((place, self.line_at(place)?)))
+    fn lines(&self) -> impl Iterator<Item = (usize, &Self)> + Clone {
+        (0..MAX_LIMITS).filter_map(|place| Some((place, self.at(place)?)))
     }
 
     pub(crate) fn governing_place(&self) -> usize {
         self.details.as_deref().and_then(|of| of.governing).unwrap_or(0).into()
     }
 
-    #[inline(never)]
-    fn governing_line(&self) -> LineRef<'_> {
-        let details = self.line_at(self.governing_place()).and_then(|of| of.1);
-        LineRef(&self.line, details)
+    fn governing_line(&self) -> &Self {
+        self.at(self.governing_place()).unwrap_or(self)
     }
 
-    /// `None` if the store of the line at this place failed, and lets requests pass then.
-    pub(crate) fn at(&self, place: usize) -> Option<Cow<'_, Self>> {
-        let of = self.line_at(place)?;
-        let is_own = ptr::eq(of.0, &self.line);
-        Some(if is_own { Cow::Borrowed(self) } else { Cow::Owned(of.to_decision()) })
+    /// The decision has one line.
+    fn line_details(&self) -> Option<&LineDetails> {
+        self.details.as_deref()?.line.as_ref()
     }
 
-    fn line_at(&self, place: usize) -> Option<LineRef<'_>> {
-        let details = self.details.as_deref();
-        let line = match details.filter(|of| of.governing.is_some()) {
-            Some(of) => of.lines.get(place)?.as_ref()?,
-            None => (place == 0).then_some(&self.line)?,
-        };
-        Some(LineRef(line, details.and_then(|of| of.at(place))))
+    pub(crate) fn at(&self, place: usize) -> Option<&Self> {
+        match self.details.as_deref() {
+            Some(of) if of.governing.is_some() => of.lines.get(place)?.as_ref(),
+            _ => (place == 0).then_some(self),
+        }
     }
 
-    /// `None` as for [`at`](Self::at).
-    pub(crate) fn waits_at(&self, place: usize) -> Option<bool> {
-        self.line_at(place).map(|of| matches!(of.0.verdict, Verdict::Reserved { .. }))
-    }
-
-    pub(crate) fn refuses_at(&self, place: usize) -> bool {
-        self.line_at(place).is_some_and(|of| !of.0.is_allowed())
+    fn covering_window(&self, i: usize) -> Span {
+        let line = self.governing_line();
+        let covered = line.line_details().and_then(|of| of.covered);
+        covered.map_or_else(|| line.usage()[i].span(), |covered| covered[i])
     }
 
     pub(crate) fn map_lines(&self, mut change: impl FnMut(usize, Self) -> Self) -> Self {
         let charged = self.lines().last().map_or(0, |(place, _)| place + 1);
-        let changed = self.lines().map(|(place, of)| (place, change(place, of.to_decision())));
+        let changed = self.lines().map(|(place, of)| (place, change(place, of.clone())));
         Self::of_lines(charged, changed).expect("a decision has a line")
     }
 
     /// The decision has one line.
-    fn detail(&mut self, detail: impl FnOnce(&mut LineDetails)) {
-        let new = || Details::of_line(LineDetails::from_usage(&self.line.inline));
-        self.details = self.details.take().or_else(new);
-        if let Some(of) = self.own_details() {
-            detail(of);
-        }
+    fn detail(&mut self) -> &mut LineDetails {
+        let new = || {
+            let mut standings = [Usage::NONE; Quotas::MAX];
+            standings[..MAX_INLINE].copy_from_slice(&self.inline);
+            LineDetails { standings, covered: None, nodes: NonZero::<u32>::MIN }
+        };
+        self.details.get_or_insert_default().line.get_or_insert_with(new)
     }
 
-    /// The decision has one line.
-    fn own_details(&mut self) -> Option<&mut LineDetails> {
-        self.details.as_deref_mut()?.of_lines.first_mut().map(|(_, of)| of)
-    }
-
-    fn each_line(&mut self, change: impl Fn(&mut DecidedLine)) {
-        change(&mut self.line);
-        let lines = self.details.iter_mut().flat_map(|of| &mut of.lines);
-        lines.flatten().for_each(change);
+    fn each_line(&mut self, change: impl Fn(&mut Self)) {
+        change(self);
+        self.details.iter_mut().flat_map(|of| &mut of.lines).flatten().for_each(change);
     }
 
     /// The decision has one line.
@@ -468,9 +380,11 @@ impl Decision {
         let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted() as i64;
         let add =
             |standing: &mut Usage| standing.used = standing.used.saturating_add(more).min(MAX);
-        self.line.inline.iter_mut().for_each(add);
-        self.own_details().into_iter().for_each(|of| of.standings.iter_mut().for_each(add));
-        self.line.cost = cost;
+        self.inline.iter_mut().for_each(add);
+        if self.details.is_some() {
+            self.detail().standings.iter_mut().for_each(add);
+        }
+        self.cost = cost;
         self.govern_by_tightest();
         self
     }
@@ -479,54 +393,47 @@ impl Decision {
     /// a quota. `None`: other keys share their count, whose windows are not the key's, so that the
     /// window of the grid counts (S14).
     pub(crate) fn refundable_within(&self, i: usize) -> Option<Span> {
-        let (own, line) = (self.line.shared >> i & 1 == 0, self.governing_line());
-        let (start, end) = (line.usage()[i].start, line.covering_window(i).end);
-        own.then_some(Span { start, end })
-    }
-
-    /// The decision has one line.
-    pub(crate) fn note_shared(&mut self, quotas: u8) {
-        self.line.shared |= quotas;
+        let (start, end) = (self.usage()[i].start, self.covering_window(i).end);
+        (self.shared >> i & 1 == 0).then_some(Span { start, end })
     }
 
     /// For a response that is handed on later than this was decided (S18).
     pub(crate) fn pass_time(&mut self, time: Duration) {
         let now = self.now_after(time);
-        self.each_line(|line| line.now = now);
+        self.each_line(|of| of.now = now);
     }
 
     pub(crate) fn now_after(&self, time: Duration) -> i64 {
-        self.line.now.saturating_add(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))
+        self.now.saturating_add(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))
     }
 
-    pub(crate) fn into_shadow(mut self) -> Self {
-        self.line.shadow = true;
+    pub(crate) fn with_shadow(mut self, shadow: bool) -> Self {
+        self.shadow = shadow;
         self
     }
 
     /// Of the fallback of a store that failed, under the quotas of one of `nodes`.
     pub(crate) fn into_local(mut self, nodes: NonZero<u32>) -> Self {
-        self.each_line(|line| line.local = true);
-        if nodes > NonZero::<u32>::MIN {
-            self = self.map_lines(|_, mut of| {
-                of.detail(|of| of.nodes = nodes);
-                of
-            });
-        }
+        self.each_line(|of| {
+            of.local = true;
+            if nodes > NonZero::<u32>::MIN {
+                of.detail().nodes = nodes;
+            }
+        });
         self
     }
 
     /// If the fallback decided: how many nodes shared the quotas. The decision has one line.
     pub(crate) fn local_nodes(&self) -> Option<NonZero<u32>> {
-        let nodes = || self.governing_line().1.map_or(NonZero::<u32>::MIN, |of| of.nodes);
+        let nodes = || self.line_details().map_or(NonZero::<u32>::MIN, |of| of.nodes);
         self.is_local().then(nodes)
     }
 
     #[inline(always)]
     fn govern_by(&mut self, i: usize) {
-        self.line.governing = i as u8;
-        if let Some((_, of)) = self.details.as_deref().and_then(|of| of.of_lines.first()) {
-            self.line.inline[i % MAX_INLINE] = of.standings[i];
+        self.governing = i as u8;
+        if let Some(of) = self.details.as_deref().and_then(|of| of.line.as_ref()) {
+            self.inline[i % MAX_INLINE] = of.standings[i];
         }
     }
 
@@ -541,13 +448,6 @@ impl Decision {
         }
         self.govern_by(tightest);
     }
-}
-
-impl DecidedLine {
-    fn is_allowed(&self) -> bool {
-        matches!(self.verdict, Verdict::Passed | Verdict::Reserved { .. })
-    }
-
     fn governor(&self) -> &Usage {
         &self.inline[usize::from(self.governing) % MAX_INLINE]
     }
@@ -555,8 +455,16 @@ impl DecidedLine {
 
 impl PartialEq for Decision {
     fn eq(&self, other: &Self) -> bool {
-        let of = |this: &Self| (this.line.now, this.line.verdict, this.governing_place());
-        of(self) == of(other) && self.lines().eq(other.lines())
+        let all = |this: &Self| (this.now, this.verdict, this.governing_place());
+        let line = |(place, of): (usize, &Self)| {
+            let bits = (of.refusing, of.shared, of.local, of.governing);
+            let count = (of.name, of.periods, of.now, of.cost, of.verdict);
+            let windows = of.usage().iter().enumerate();
+            let windows: Vec<_> =
+                windows.map(|(i, usage)| (*usage, of.covering_window(i))).collect();
+            (place, bits, count, windows)
+        };
+        all(self) == all(other) && self.lines().map(line).eq(other.lines().map(line))
     }
 }
 
@@ -565,10 +473,10 @@ impl Eq for Decision {}
 impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decision")
-            .field("verdict", &self.line.verdict)
+            .field("verdict", &self.verdict)
             .field("standings", &self.usage())
             .field("governing", &self.governing())
-            .field("now", &self.line.now)
+            .field("now", &self.now)
             .finish_non_exhaustive()
     }
 }

@@ -117,7 +117,7 @@ impl Limits {
         let limiters = self.limiters.iter().map(|limit| limit.moved_to(store.clone()));
         let this = Self { limiters: limiters.collect() };
         // A closure would not show the caller's line.
-        for limiter in this.iter() {
+        for limiter in &this {
             limiter.check_name();
         }
         this

@@ -1,6 +1,8 @@
 //! Decides a charge: over all quotas of a key (S6), and over all limits (S37).
 
-use super::{DecidedLine, Decision, Details, Label, LineDetails, MAX_INLINE, Usage, Verdict};
+use std::iter;
+
+use super::{Decision, Details, Label, MAX_INLINE, Usage, Verdict};
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
@@ -21,7 +23,7 @@ impl Decision {
         inline: [Usage; MAX_INLINE],
         len: usize,
     ) -> Self {
-        let line = DecidedLine {
+        Self {
             now,
             cost,
             verdict: Verdict::Passed,
@@ -34,8 +36,8 @@ impl Decision {
             shared: 0,
             local: false,
             shadow: false,
-        };
-        Self { line, details: None }
+            details: None,
+        }
     }
 
     /// [`over`](Self::over) for a plain charge in [running](Window::running) windows, with these
@@ -55,7 +57,7 @@ impl Decision {
         }
         let mut decision = Self::new(label, now, cost, [standings[0], standings[1]], N);
         if N > MAX_INLINE {
-            decision.details = Details::of_line(LineDetails::from_usage(&standings));
+            decision.detail().standings = standings;
         }
         if !fits {
             let ranks = usage.iter().map(|usage| (usage.verdict(cost), usage.end));
@@ -69,7 +71,7 @@ impl Decision {
     /// All quotas grant the charge, or none does (S6). `windows` has one for each quota, at most
     /// `N`. Returns the states to write in the same order.
     #[inline(always)]
-    pub(crate) fn over<const N: usize>(
+    fn over<const N: usize>(
         label: Label,
         now: i64,
         windows: &[Window<'_>],
@@ -78,14 +80,6 @@ impl Decision {
         let (cost, mut refusing) = (ask.cost, 0);
         for (i, window) in windows.iter().enumerate() {
             refusing |= u8::from(!window.fits(cost, ask.reserve)) << i;
-        }
-        let reserved = if refusing == 0 && ask.reserve && cost > 0 {
-            Reservation::find(windows, cost)
-        } else {
-            None
-        };
-        if let Some(Reservation { late: true, short, .. }) = reserved {
-            refusing = short;
         }
         let granted = if refusing == 0 && !ask.peek { cost } else { 0 };
         let mut writes = [None; N];
@@ -104,33 +98,26 @@ impl Decision {
         let inline = [standings[0], standings[1]];
         let mut decision = Self::new(label, now, granted, inline, windows.len());
         if N > MAX_INLINE && windows.len() > MAX_INLINE {
-            decision.details = Details::of_line(LineDetails::from_usage(&standings));
+            decision.detail().standings = standings;
         }
-        match reserved {
-            _ if refusing == 0 => {
-                decision.govern_by_tightest();
-                if let Some(Reservation { ready_at, covered, .. }) =
-                    reserved.filter(|_| granted > 0)
-                {
-                    decision.line.verdict = Verdict::Reserved { ready_at };
-                    decision.detail(|of| of.covered = Some(covered));
-                }
-            }
-            Some(Reservation { ready_at, last, .. }) => {
-                (decision.line.refusing, decision.line.cost) = (refusing, cost);
-                decision.line.verdict = Verdict::Refused { retry_at: ready_at };
-                decision.govern_by(last);
-            }
-            None => {
-                decision.line.cost = cost;
-                let refusing = windows.iter().enumerate().filter(|(i, _)| refusing >> i & 1 == 1);
-                decision.refuse(refusing.map(|(i, window)| {
-                    let verdict = match window.retry_at(cost, ask.reserve) {
-                        Some(retry_at) => Verdict::Refused { retry_at },
-                        None => Verdict::RefusedForGood,
-                    };
-                    (i, (verdict, window.end))
-                }));
+        if refusing > 0 {
+            decision.cost = cost;
+            let refusing = windows.iter().enumerate().filter(|(i, _)| refusing >> i & 1 == 1);
+            decision.refuse(refusing.map(|(i, window)| {
+                let verdict = match window.retry_at(cost, ask.reserve) {
+                    Some(retry_at) => Verdict::Refused { retry_at },
+                    None => Verdict::RefusedForGood,
+                };
+                (i, (verdict, window.end))
+            }));
+        } else {
+            decision.govern_by_tightest();
+            if ask.reserve
+                && granted > 0
+                && let Some((covered, ready_at)) = reservation(windows, cost)
+            {
+                decision.verdict = Verdict::Reserved { ready_at };
+                decision.detail().covered = Some(covered);
             }
         }
         (decision, writes)
@@ -141,9 +128,9 @@ impl Decision {
     fn refuse(&mut self, refusing: impl Iterator<Item = (usize, (Verdict, i64))>) {
         let mut latest = None;
         for (i, rank) in refusing {
-            self.line.refusing |= 1 << i;
+            self.refusing |= 1 << i;
             if latest.is_none_or(|latest| rank > latest) {
-                (latest, self.line.verdict) = (Some(rank), rank.0);
+                (latest, self.verdict) = (Some(rank), rank.0);
                 self.govern_by(i);
             }
         }
@@ -180,56 +167,20 @@ impl Ruling {
         let Self { now, cost, usage, verdict } = self;
         let refusing = u8::from(!self.passed());
         let mut decision = Decision::new(label, now, cost, [usage, Usage::NONE], 1);
-        (decision.line.verdict, decision.line.refusing) = (verdict, refusing);
+        (decision.verdict, decision.refusing) = (verdict, refusing);
         decision
     }
 }
 
-/// Tokens taken from later windows (S13).
-struct Reservation {
-    covered: [Span; Quotas::MAX],
-    ready_at: i64,
-    /// A bit for each quota whose tokens are short.
-    short: u8,
-    /// The short quota whose tokens are covered last.
-    last: usize,
-    /// `true` if one quota covers the tokens after the end of the window that covers them under
-    /// another.
-    late: bool,
-}
-
-impl Reservation {
-    /// Returns `None` if the current windows cover all tokens.
-    #[inline(never)]
-    fn find(windows: &[Window<'_>], cost: u64) -> Option<Self> {
-        let mut reserved = Self {
-            covered: [Span::default(); Quotas::MAX],
-            ready_at: 0,
-            short: 0,
-            last: 0,
-            late: false,
-        };
-        let mut latest = None;
-        for (i, window) in windows.iter().enumerate() {
-            let covered = window.covering_window(cost);
-            reserved.covered[i] = covered;
-            if covered.start > window.start {
-                reserved.short |= 1 << i;
-                let rank = (covered.start, window.end);
-                if latest.is_none_or(|latest| rank > latest) {
-                    (latest, reserved.last) = (Some(rank), i);
-                }
-            }
-        }
-        (reserved.ready_at, _) = latest?;
-        let others = |i: usize| (0..windows.len()).filter(move |other| *other != i);
-        let ends = |i: usize| others(i).map(|i| reserved.covered[i].end).min().unwrap_or(i64::MAX);
-        // Each quota is compared with the others only: its own window may end where it begins, if
-        // both saturate.
-        reserved.late = (0..windows.len())
-            .any(|i| reserved.short >> i & 1 == 1 && reserved.covered[i].start >= ends(i));
-        Some(reserved)
-    }
+/// The windows that cover a charge's tokens, and when the last of them begins. `None`: the current
+/// ones cover all tokens (S13).
+#[inline(never)]
+fn reservation(windows: &[Window<'_>], cost: u64) -> Option<([Span; Quotas::MAX], i64)> {
+    let mut covered = [Span::default(); Quotas::MAX];
+    covered.iter_mut().zip(windows).for_each(|(of, window)| *of = window.covering_window(cost));
+    let later = covered.iter().zip(windows).filter(|(of, window)| of.start > window.start);
+    let ready_at = later.map(|(of, _)| of.start).max()?;
+    Some((covered, ready_at))
 }
 
 #[derive(Clone, Copy)]
@@ -259,9 +210,9 @@ impl Decision {
         let reserves = lines.clone().any(|line| line.ask.reserve);
         let late = fit && reserves && lines.clone().all(fits) && are_too_late(lines.clone());
         let is_peek = lines.clone().any(|line| line.ask.peek);
-        let mut merging = Merging::new(lines.len());
-        for (place, line) in lines.enumerate() {
+        let decided = lines.clone().enumerate().map(|(place, line)| {
             let fits_beside = !fit && fits(line);
+            let late = late || fits_beside && line.ask.reserve && are_too_late(iter::once(line));
             // A late reservation is decided as if it passed, and then undone.
             let ask = Ask { peek: !late && (is_peek || fits_beside), ..line.ask };
             let (mut decision, mut writes) = Self::over::<N>(line.label, now, line.windows, ask);
@@ -275,18 +226,18 @@ impl Decision {
                     writes = [None; N];
                     writes.iter_mut().zip(moved).for_each(|(write, moved)| *write = moved);
                 }
-                decision.note_shared(line.shared);
+                decision.shared |= line.shared;
                 write(place, decision.granted() > 0, writes);
             }
-            merging.push(place, decision);
-        }
-        merging.done()
+            (place, decision)
+        });
+        Self::of_lines(lines.len(), decided).expect("a charge has a line")
     }
 
     /// The refusal of a reservation that one limit would cover only after the end of the window
     /// that covers it under another (S13). `None` if it is in time.
     pub(crate) fn late_refusal(&self) -> Option<Self> {
-        let taking = self.lines().filter(|(_, of)| of.0.is_allowed() && of.0.cost > 0);
+        let taking = self.lines().filter(|(_, of)| of.granted() > 0);
         let windows = taking.flat_map(|(place, of)| {
             let usage = of.usage().iter().enumerate();
             usage.map(move |(i, usage)| ((place, i), usage.span(), of.covering_window(i)))
@@ -294,115 +245,70 @@ impl Decision {
         is_too_late(windows).then(|| self.map_lines(|_, of| of.undone()))
     }
 
-    /// A line after its tokens were returned, since the reservation is too late: it becomes a
-    /// refusal.
-    pub(crate) fn undone(self) -> Self {
-        match self.line.verdict {
-            Verdict::Reserved { ready_at } => self.into_refusal(ready_at),
-            _ if self.granted() > 0 => self.with_cost(0),
-            _ => self,
+    /// A line after its tokens were returned, since the reservation is too late. If it was one, it
+    /// becomes a refusal until it would have been ready.
+    fn undone(self) -> Self {
+        if self.granted() == 0 {
+            return self;
         }
+        let later = self.usage().iter().enumerate().filter_map(|(i, usage)| {
+            let retry_at = self.covering_window(i).start;
+            (retry_at > usage.start).then_some((i, (Verdict::Refused { retry_at }, usage.end)))
+        });
+        let (cost, later) = (self.cost, later.collect::<Vec<_>>());
+        let mut undone = self.with_cost(0);
+        if !later.is_empty() {
+            undone.cost = cost;
+            undone.refuse(later.into_iter());
+        }
+        undone
     }
 
     /// A line that would have passed, after its tokens were returned.
     pub(crate) fn returned(self) -> Self {
         let mut returned = self.with_cost(0);
-        returned.line.verdict = Verdict::Passed;
-        returned.own_details().into_iter().for_each(|of| of.covered = None);
+        returned.verdict = Verdict::Passed;
+        returned.detail().covered = None;
         returned
-    }
-
-    /// The retry is when the reservation would have been ready.
-    fn into_refusal(self, ready_at: i64) -> Self {
-        let (mut bits, mut latest) = (0, None);
-        for (i, standing) in self.usage().iter().enumerate() {
-            let covered = self.governing_line().covering_window(i).start;
-            bits |= u8::from(covered > standing.span().start) << i;
-            latest = latest.or((covered == ready_at).then_some(i));
-        }
-        let mut refusal = self.with_cost(0);
-        refusal.line.verdict = Verdict::Refused { retry_at: ready_at };
-        refusal.line.refusing = bits;
-        refusal.govern_by(latest.unwrap_or(0));
-        refusal
     }
 }
 
 impl Decision {
     /// The decision of those of a charge's lines that are decided, each with its place. `None` if
     /// there are none.
+    #[inline(always)]
     pub(crate) fn of_lines(
         charged: usize,
-        decided: impl Iterator<Item = (usize, Self)>,
+        mut decided: impl Iterator<Item = (usize, Self)>,
     ) -> Option<Self> {
-        let mut decided = decided.peekable();
-        decided.peek()?;
-        let mut merging = Merging::new(charged);
-        decided.for_each(|(place, of)| merging.push(place, of));
-        Some(merging.done())
-    }
-}
-
-pub(crate) struct Merging {
-    only: Option<Decision>,
-    /// All lines: a box that is written in place, since its content is large.
-    all: Option<Box<Details>>,
-    now: i64,
-    verdict: Verdict,
-    local: bool,
-}
-
-impl Merging {
-    /// `lines` is how many there are at most.
-    #[inline(always)]
-    pub(crate) fn new(lines: usize) -> Self {
+        let (place, first) = decided.next()?;
+        if charged == 1 {
+            return Some(first);
+        }
         // Only `default` creates the value in its box; others would be copied there.
-        let all = (lines > 1).then(Box::<Details>::default);
-        let (now, verdict, local) = (i64::MIN, Verdict::Passed, false);
-        Self { only: None, all, now, verdict, local }
+        let mut all = Box::<Details>::default();
+        all.lines[place] = Some(first);
+        decided.for_each(|(place, of)| all.lines[place] = Some(of));
+        Some(Self::of_all(all))
     }
 
-    #[inline(always)]
-    pub(crate) fn push(&mut self, place: usize, decision: Decision) {
-        let Some(all) = self.all.as_deref_mut() else {
-            self.only = Some(decision);
-            return;
-        };
-        let Decision { line, details } = decision;
-        self.now = self.now.max(line.now);
-        self.local |= line.local;
-        // Refused for good prevails, then the latest retry.
-        if line.verdict != Verdict::Passed {
-            self.verdict = self.verdict.max(line.verdict);
+    fn of_all(mut all: Box<Details>) -> Self {
+        let (mut now, mut verdict, mut local) = (i64::MIN, Verdict::Passed, false);
+        let mut governing: Option<(usize, &Self)> = None;
+        for (place, of) in all.lines.iter().enumerate() {
+            let Some(of) = of else { continue };
+            // Refused for good prevails, then the latest retry.
+            (now, verdict, local) = (now.max(of.now), verdict.max(of.verdict), local | of.local);
+            if governing.is_none_or(|(_, governing)| of.prevails_over(governing)) {
+                governing = Some((place, of));
+            }
         }
-        let governing = all.governing.and_then(|place| all.lines[usize::from(place)].as_ref());
-        if governing.is_none_or(|governing| line.prevails_over(governing)) {
-            all.governing = Some(place as u8);
-        }
-        all.lines[place] = Some(line);
-        if let Some(details) = details {
-            all.add(place, *details);
-        }
+        let (place, line) = governing.expect("there is a line");
+        let line = line.clone();
+        all.governing = Some(place as u8);
+        Self { now, verdict, local, details: Some(all), ..line }
     }
 
-    #[inline(always)]
-    pub(crate) fn done(self) -> Decision {
-        let Self { only, all, now, verdict, local } = self;
-        let Some(all) = all else { return only.expect("there is a line") };
-        let line = all.governing.and_then(|place| all.lines[usize::from(place)]);
-        let line = line.expect("there is a line");
-        Decision { line: DecidedLine { now, verdict, local, ..line }, details: Some(all) }
-    }
-}
-
-impl Details {
-    #[cold]
-    fn add(&mut self, place: usize, line: Self) {
-        self.of_lines.extend(line.of_lines.into_iter().map(|(_, of)| (place, of)));
-    }
-}
-
-impl DecidedLine {
     /// Whether this line refuses for longer or, if both pass, has the smaller part left.
     #[inline(always)]
     fn prevails_over(&self, other: &Self) -> bool {

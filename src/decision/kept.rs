@@ -1,6 +1,6 @@
 //! The numbers of a decision that a kept receipt has, to correct the charge in another process.
 
-use super::{Decision, Details, Label, LimitName, LineDetails, MAX_INLINE, Usage, Verdict};
+use super::{Decision, Label, LimitName, MAX_INLINE, Usage, Verdict};
 use crate::quota::{Quotas, Span};
 use crate::window::MAX;
 
@@ -11,12 +11,12 @@ pub(crate) type KeptDecision = (i64, u64, u8, Vec<[i64; 5]>);
 impl Decision {
     pub(crate) fn to_kept(&self) -> KeptDecision {
         let of = |(i, usage): (usize, &Usage)| {
-            let covered = self.governing_line().covering_window(i);
+            let covered = self.covering_window(i);
             let Span { start, end } = usage.span();
             [start, end, usage.used, covered.start, covered.end]
         };
         let windows = self.usage().iter().enumerate().map(of).collect();
-        (self.line.now, self.granted(), self.line.shared, windows)
+        (self.now, self.granted(), self.shared, windows)
     }
 
     /// Returns `None` if no decision can have these numbers.
@@ -29,24 +29,21 @@ impl Decision {
         {
             return None;
         }
-        let mut details = LineDetails::from_usage(&[]);
+        let label = Label { name, periods: quotas.periods };
+        let mut decision = Self::new(label, now, granted, [Usage::NONE; MAX_INLINE], windows.len());
         let mut covered = [Span::default(); Quotas::MAX];
         for (i, (quota, &[start, end, used, covered_start, covered_end])) in
             quotas.iter().zip(windows).enumerate()
         {
-            details.standings[i] = Usage { limit: quota.limit, start, end, used };
+            decision.detail().standings[i] = Usage { limit: quota.limit, start, end, used };
             covered[i] = Span { start: covered_start, end: covered_end };
         }
-        details.covered = Some(covered);
+        decision.detail().covered = Some(covered);
         let later = |[start, _, _, covered, _]: &[i64; 5]| (covered > start).then_some(*covered);
-        let verdict = match windows.iter().filter_map(later).max() {
-            Some(ready_at) => Verdict::Reserved { ready_at },
-            None => Verdict::Passed,
-        };
-        let label = Label { name, periods: quotas.periods };
-        let mut decision = Self::new(label, now, granted, [Usage::NONE; MAX_INLINE], windows.len());
-        (decision.line.verdict, decision.line.shared) = (verdict, shared);
-        decision.details = Details::of_line(details);
+        if let Some(ready_at) = windows.iter().filter_map(later).max() {
+            decision.verdict = Verdict::Reserved { ready_at };
+        }
+        decision.shared = shared;
         decision.govern_by_tightest();
         Some(decision)
     }

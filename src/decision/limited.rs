@@ -95,9 +95,9 @@ impl Decision {
             let window = Window::known(quota, usage.span(), usage.used.min(quota.limit() as i64));
             let start = window.covering_window(tokens.min(Quota::MAX_TOKENS)).start;
             // A window that runs may begin later than now, if the clock has stepped back (S4).
-            (if start < usage.end { self.line.now } else { start }, i)
+            (if start < usage.end { self.now } else { start }, i)
         };
-        quotas.iter().enumerate().map(at).max().unwrap_or((self.line.now, 0))
+        quotas.iter().enumerate().map(at).max().unwrap_or((self.now, 0))
     }
 
     /// The refusal, `later` milliseconds after this decision, of a request that has to wait `after`
@@ -108,11 +108,11 @@ impl Decision {
         later: i64,
     ) -> Self {
         self.map_lines(|at, mut of| {
-            let retry_at = of.line.now.saturating_add(after);
-            (of.line.cost, of.line.now) = (0, of.line.now.saturating_add(later));
+            let retry_at = of.now.saturating_add(after);
+            (of.cost, of.now) = (0, of.now.saturating_add(later));
             if at == place {
-                of.line.refusing |= 1 << quota;
-                of.line.verdict = Verdict::Refused { retry_at: retry_at.max(of.line.now) };
+                of.refusing |= 1 << quota;
+                of.verdict = Verdict::Refused { retry_at: retry_at.max(of.now) };
                 of.govern_by(quota);
             }
             of

@@ -22,13 +22,12 @@ pub(crate) fn observe<'a>(
     decision: &Decision,
     lines: usize,
     line: impl Fn(usize) -> ChargedLine<'a>,
-    shadow: bool,
     parts: Option<&Parts>,
 ) {
     // The first one outside of the loop, so that the compiler knows its place.
-    let mut is_watched = note(decision, 0, line(0), shadow);
+    let mut is_watched = note(decision, 0, line(0));
     for place in 1..lines {
-        is_watched |= note(decision, place, line(place), shadow);
+        is_watched |= note(decision, place, line(place));
     }
     // After all lines were counted, since a closure of the app may panic.
     if is_watched {
@@ -37,18 +36,13 @@ pub(crate) fn observe<'a>(
 }
 
 #[inline(always)]
-fn note(
-    decision: &Decision,
-    place: usize,
-    (limiter, account, cost): ChargedLine<'_>,
-    shadow: bool,
-) -> bool {
+fn note(decision: &Decision, place: usize, (limiter, account, cost): ChargedLine<'_>) -> bool {
     if !decision.is_allowed() {
         if observe::ON {
-            note_refused(account, decision, place, shadow);
+            note_refused(account, decision, place);
         }
-    } else if let Some(waits) = decision.waits_at(place) {
-        note_passed(account.scope, cost, waits);
+    } else if let Some(of) = decision.at(place) {
+        note_passed(account.scope, cost, of.ready_at_ms().is_some());
     } else {
         // Its store failed, and lets requests pass then.
         account.scope.observe().event(Event::FailedOpen, 1);
@@ -65,11 +59,11 @@ pub(super) fn note_passed(scope: &Scope, tokens: u64, waits: bool) {
 
 /// The log has one event for a request: that of the line that governs.
 #[inline(never)]
-fn note_refused(account: Account<'_>, decision: &Decision, place: usize, shadow: bool) {
-    if !decision.refuses_at(place) {
+fn note_refused(account: Account<'_>, decision: &Decision, place: usize) {
+    if decision.at(place).is_none_or(Decision::is_allowed) {
         return;
     }
-    let outcome = if shadow { Event::ShadowRefused } else { Event::Refused };
+    let outcome = if decision.is_shadow() { Event::ShadowRefused } else { Event::Refused };
     let observed = account.scope.observe();
     observed.event(outcome, 1);
     if observe::shows_refusals() && place == decision.governing_place() {
@@ -86,15 +80,11 @@ fn watch<'a>(
 ) {
     for (place, (limiter, account, _)) in lines.enumerate().filter(|(_, of)| of.0.is_watched) {
         let (key, quotas) = (account.key, account.quotas);
-        if decision.is_allowed() {
-            if let Some(of) = decision.at(place).filter(|_| limiter.live.limit.warns()) {
-                limiter.live.limit.warn(key, quotas, &of, of.granted());
-            }
-        } else if let Some(tracker) = &limiter.live.tracker
-            && decision.refuses_at(place)
-            && let Some(of) = decision.at(place)
-        {
-            tracker.note(key, quotas, &of, parts.map(route));
+        let Some(of) = decision.at(place) else { continue };
+        match &limiter.live.tracker {
+            _ if decision.is_allowed() => limiter.live.limit.warn(key, quotas, of, of.granted()),
+            Some(tracker) if !of.is_allowed() => tracker.note(key, quotas, of, parts.map(route)),
+            _ => {}
         }
     }
 }

@@ -10,14 +10,13 @@
 use std::cell::RefCell;
 use std::fmt::Write;
 use std::iter;
-use std::mem;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
 use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
-use crate::decision::{Decision, Refusal};
+use crate::decision::{Decision, Usage, Verdict};
 use crate::sync::{self, Instant, Mutex};
 
 /// The rate-limit headers that a layer sends: see
@@ -115,19 +114,17 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 #[derive(Debug)]
 pub(crate) struct PreparedHeaders {
     style: Headers,
-    limit: (u64, HeaderValue),
     resource: Option<HeaderValue>,
     refusal: Mutex<Option<LastRefusal>>,
 }
 
-/// With its `retry-after`: during an attack, all refusals of a second are the same. The response
-/// has no body if it was not asked for one.
-type LastRefusal = (Refusal, Option<u64>, Response<Bytes>);
+/// With its `retry-after`: during an attack, all refusals of a second are the same.
+type LastRefusal = ((Usage, Verdict, usize), Option<u64>, Response<Bytes>);
 
 impl PreparedHeaders {
-    pub(crate) fn new(style: Headers, name: &str, limit: u64) -> Self {
+    pub(crate) fn new(style: Headers, name: &str) -> Self {
         let resource = HeaderValue::from_str(name).ok().filter(|name| !name.is_empty());
-        Self { style, limit: (limit, number(limit)), resource, refusal: Mutex::default() }
+        Self { style, resource, refusal: Mutex::default() }
     }
 
     /// For a request that passed (S18), unless an inner layer of this crate has refused it, or has
@@ -169,7 +166,7 @@ impl PreparedHeaders {
         now: impl FnOnce() -> i64,
     ) -> bool {
         // Most responses have no such header yet, so that inserting is the cheapest check.
-        if let Some(theirs) = headers.insert(LIMIT, self.limit(decision.limit())) {
+        if let Some(theirs) = headers.insert(LIMIT, number(decision.limit())) {
             // That has replaced the value, and kept the author's name.
             let author = headers.keys().find(|name| **name == LIMIT).map(address);
             let is_refused = author == Some(address(&REFUSED_LIMIT));
@@ -182,7 +179,7 @@ impl PreparedHeaders {
             for name in &GITHUB {
                 headers.remove(name);
             }
-            headers.insert(LIMIT, self.limit(decision.limit()));
+            headers.insert(LIMIT, number(decision.limit()));
         } else if self.resource.is_none() && headers.keys().any(|name| *name == RESOURCE) {
             headers.remove(RESOURCE);
         }
@@ -195,17 +192,9 @@ impl PreparedHeaders {
         false
     }
 
-    /// For a refusal by a quota (S18).
-    #[inline]
+    /// For a refusal by a quota (S18). It replaces headers of the same names.
     pub(crate) fn stamp_refused<R>(&self, response: &mut Response<R>, decision: &Decision) {
-        let refusal = self.last_refusal(decision, None).into_parts().0.headers;
-        let others = mem::replace(response.headers_mut(), refusal);
-        if others.capacity() == 0 {
-            // An unused map has nothing to free; dropping it would check that at run time.
-            mem::forget(others);
-        } else {
-            self.append_others(response.headers_mut(), &others);
-        }
+        self.put_refusal(response.headers_mut(), decision);
         self.finish_refused(response, decision);
     }
 
@@ -219,73 +208,44 @@ impl PreparedHeaders {
         }
     }
 
-    #[cold]
-    fn append_others(&self, headers: &mut HeaderMap, others: &HeaderMap) {
-        let own = self.style.names(iter::empty());
-        for (name, value) in others {
-            if *name != CACHE_CONTROL && !own.contains(name) {
-                headers.append(name, value.clone());
-            }
-        }
-    }
-
-    /// The value is prepared for the first quota.
-    #[inline]
-    fn limit(&self, limit: u64) -> HeaderValue {
-        match &self.limit {
-            (prepared, value) if *prepared == limit => value.clone(),
-            _ => number(limit),
-        }
-    }
-
-    /// What `make` returns, or else an empty response, with the headers of a refusal by a quota but
-    /// for the IETF's.
+    /// What `make` returns, with the headers of a refusal by a quota but for the IETF's.
     pub(crate) fn last_refusal(
         &self,
         decision: &Decision,
-        make: Option<&dyn Fn() -> Response<Bytes>>,
+        make: impl Fn() -> Response<Bytes>,
     ) -> Response<Bytes> {
-        let (refusal, retry_after) = (decision.refusal(), retry_after_secs(decision));
-        let make_anew = || self.make_refusal(decision, retry_after, make);
-        if make.is_some() && !refusal.has_usual_text() {
-            return make_anew();
-        }
-        let Some(mut last) = sync::try_lock(&self.refusal) else { return make_anew() };
+        let make = || {
+            let mut response = make();
+            self.put_refusal(response.headers_mut(), decision);
+            response
+        };
+        let Some(refusal) = decision.refusal() else { return make() };
+        let Some(mut last) = sync::try_lock(&self.refusal) else { return make() };
+        let after = retry_after_secs(decision);
         match &*last {
-            Some((of, after, response))
-                if *of == refusal
-                    && *after == retry_after
-                    && response.body().is_empty() == make.is_none() =>
-            {
+            Some((of, of_after, response)) if (*of, *of_after) == (refusal, after) => {
                 response.clone()
             }
-            _ => last.insert((refusal, retry_after, make_anew())).2.clone(),
+            _ => last.insert((refusal, after, make())).2.clone(),
         }
     }
 
     #[cold]
-    fn make_refusal(
-        &self,
-        decision: &Decision,
-        retry_after: Option<u64>,
-        make: Option<&dyn Fn() -> Response<Bytes>>,
-    ) -> Response<Bytes> {
-        let reset = decision.reset_at_ms().max(decision.retry_at_ms().unwrap_or(0));
-        // Has room for these, a content-type, and headers that a server adds.
-        let mut headers = HeaderMap::with_capacity(12);
+    fn put_refusal(&self, headers: &mut HeaderMap, decision: &Decision) {
+        for name in self.style.names(iter::empty()) {
+            headers.remove(name);
+        }
         if self.style.github() {
-            headers.insert(REFUSED_LIMIT, self.limit(decision.limit()));
+            let reset = decision.reset_at_ms().max(decision.retry_at_ms().unwrap_or(0));
+            headers.insert(REFUSED_LIMIT, number(decision.limit()));
             headers.insert(REMAINING, number(0));
             headers.insert(USED, number(decision.used()));
             headers.insert(RESET, number(seconds(reset)));
             headers.extend(self.resource.clone().map(|resource| (RESOURCE, resource)));
         }
+        let retry_after = retry_after_secs(decision);
         headers.extend(retry_after.map(|seconds| (RETRY_AFTER, number(seconds))));
         headers.insert(CACHE_CONTROL, NO_STORE);
-        let mut response = make.map(|make| make()).unwrap_or_default();
-        let others = mem::replace(response.headers_mut(), headers);
-        response.headers_mut().extend(others);
-        response
     }
 }
 
@@ -392,7 +352,13 @@ pub(crate) fn seconds(ms: i64) -> u64 {
 /// Most integers are small, and come from a table without an allocation.
 #[inline]
 fn number(n: u64) -> HeaderValue {
-    if n < SMALL { HeaderValue::from_static(digits(n)) } else { large(n) }
+    if n >= SMALL {
+        return n.into();
+    }
+    let digits = 1 + usize::from(n >= 10) + usize::from(n >= 100) + usize::from(n >= 1_000);
+    let end = n as usize * 4 + 4;
+    let text = Bytes::from_static(&DIGITS[end - digits..end]);
+    HeaderValue::from_maybe_shared(text).expect("digits")
 }
 
 /// The end of a window. Most requests share one, which the table does not hold: each thread keeps a
@@ -414,31 +380,16 @@ fn reset(end: i64) -> HeaderValue {
     kept.unwrap_or_else(|_| number(end))
 }
 
-fn large(n: u64) -> HeaderValue {
-    HeaderValue::from_str(itoa::Buffer::new().format(n)).expect("digits")
-}
-
-fn digits(n: u64) -> &'static str {
-    let digits = 1 + usize::from(n >= 10) + usize::from(n >= 100) + usize::from(n >= 1_000);
-    let end = n as usize * 4 + 4;
-    &TABLE[end - digits..end]
-}
-
 const SMALL: u64 = 10_000;
 
-static TABLE: &str = {
-    static DIGITS: [u8; 4 * SMALL as usize] = {
-        let mut digits = [b'0'; 4 * SMALL as usize];
-        let mut i = 0;
-        while i < digits.len() {
-            let power = [1_000, 100, 10, 1][i % 4];
-            digits[i] += (i / 4 / power % 10) as u8;
-            i += 1;
-        }
-        digits
-    };
-    match std::str::from_utf8(&DIGITS) {
-        Ok(text) => text,
-        Err(_) => panic!("digits"),
+/// All numbers below [`SMALL`], with four digits each.
+static DIGITS: [u8; 4 * SMALL as usize] = {
+    let mut digits = [b'0'; 4 * SMALL as usize];
+    let mut i = 0;
+    while i < digits.len() {
+        let power = [1_000, 100, 10, 1][i % 4];
+        digits[i] += (i / 4 / power % 10) as u8;
+        i += 1;
     }
+    digits
 };

@@ -230,7 +230,7 @@ fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
         return response;
     };
     let make = || typed(why, problem(why), &PROBLEM);
-    let mut refusal = why.headers.last_refusal(decision, Some(&make));
+    let mut refusal = why.headers.last_refusal(decision, make);
     why.headers.finish_refused(&mut refusal, decision);
     refusal.map(B::from)
 }
@@ -484,7 +484,7 @@ impl Limiter {
     pub fn headers(&self, decision: &Decision, headers: Headers) -> HeaderMap {
         let of = decision.of(self.name());
         let decision = of.as_ref().unwrap_or(decision);
-        let prepared = PreparedHeaders::new(headers, self.name(), 0);
+        let prepared = PreparedHeaders::new(headers, self.name());
         let mut response = Response::new(());
         if decision.is_allowed() {
             prepared.stamp_passed(&mut response, decision, || decision.now_ms(), None);
@@ -514,7 +514,7 @@ impl<B: From<Bytes>> From<StoreError> for Response<B> {
 
 fn answer<B: From<Bytes>>(reason: &Reason) -> Response<B> {
     let name = reason.decision().map_or("", Decision::name);
-    let headers = PreparedHeaders::new(Headers::GitHub, name, 0);
+    let headers = PreparedHeaders::new(Headers::GitHub, name);
     problem_response(&Rejection { reason, limited: None, name, headers: &headers })
 }
 

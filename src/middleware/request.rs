@@ -15,7 +15,6 @@
 //!   and the request does not wait. If all limits are in shadow mode, the first one is the charge.
 
 use std::any::TypeId;
-use std::borrow::Cow;
 use std::fmt::Display;
 use std::iter;
 use std::mem;
@@ -134,15 +133,8 @@ impl LimitedRequest {
 
     #[inline(always)]
     fn refused(&mut self, reason: Reason) -> Next {
-        self.note(Decided::Refused(reason));
+        self.decided = Decided::Refused(reason);
         Next::Refuse
-    }
-
-    #[inline(always)]
-    fn note(&mut self, decided: Decided) {
-        debug_assert!(matches!(self.decided, Decided::Not));
-        // There is nothing to drop yet; dropping it would check that at run time.
-        mem::forget(mem::replace(&mut self.decided, decided));
     }
 
     /// The request may have waited in the queue since it `arrived`.
@@ -207,13 +199,6 @@ impl LimitedRequest {
     #[inline(always)]
     fn charge(&mut self, parts: &Parts) -> Next {
         match self.rule() {
-            Ok(ruling) if ruling.passed() => {
-                self.note(Decided::Charged(self.decision(ruling)));
-                self.pass_charged(parts)
-            }
-            Ok(ruling) if !self.is_shadow() => {
-                self.refused(Reason::RateLimited(self.decision(ruling)))
-            }
             Ok(ruling) => self.decide(parts, Ok(self.decision(ruling))),
             Err(reply) => match reply.into_now() {
                 Ok(answer) => self.decide(parts, answer),
@@ -248,13 +233,15 @@ impl LimitedRequest {
         ruling.into_decision(self.account(&self.first).label())
     }
 
-    pub(crate) fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
-        match answer {
+    #[inline(always)]
+    fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
+        let shadow = self.is_shadow();
+        match answer.map(|decision| decision.with_shadow(shadow)) {
             Ok(decision) if decision.is_allowed() => {
-                self.note(Decided::Charged(decision));
+                self.decided = Decided::Charged(decision);
                 self.pass_charged(parts)
             }
-            Ok(decision) if self.is_shadow() => {
+            Ok(decision) if shadow => {
                 self.awaits_response = true;
                 self.charge_aside(parts);
                 self.report(parts, &decision);
@@ -262,7 +249,7 @@ impl LimitedRequest {
             }
             Ok(decision) => self.refused(Reason::RateLimited(decision)),
             // Without an answer there is no standing to report (S23).
-            Err(error) if error.allows() || self.is_shadow() => self.fail_open(parts),
+            Err(error) if error.allows() || shadow => self.fail_open(parts),
             Err(error) => {
                 if !error.denies() {
                     observe::mistake(&format_args!(
@@ -290,10 +277,8 @@ impl LimitedRequest {
 
     #[cold]
     fn fail_open(&mut self, parts: &Parts) -> Next {
-        for line in self.lines() {
-            let observed = self.settings_of(line).limiter.scope.observe();
-            observed.event(Event::FailedOpen, 1);
-        }
+        let observed = self.lines().map(|line| self.settings_of(line).limiter.scope.observe());
+        observed.for_each(|of| of.event(Event::FailedOpen, 1));
         // The store of limits aside may be well.
         self.pass_charged(parts)
     }
@@ -305,7 +290,7 @@ impl LimitedRequest {
             self.called_at = Some(Instant::now());
         }
         if current.options.expose_decision {
-            self.charged().map(|decision| extensions.insert(self.shown(decision).into_owned()));
+            self.charged().map(|decision| extensions.insert(decision.clone()));
         }
         if current.marks() {
             self.mark(extensions);
@@ -486,10 +471,11 @@ impl LimitedRequest {
             let (aside, limits) = (aside.clone(), self.current.limits.clone());
             let note = move |parts: Option<&Parts>, answer: Result<Decision, _>| match answer {
                 Ok(decision) => {
+                    let decision = decision.with_shadow(true);
                     let account = receipt.account.clone();
                     aside.note(Receipt::new(vec![receipt], decision.clone()), &limits);
                     let line = (&limiter, account.as_account(), cost);
-                    observe(&decision, 1, |_| line, true, parts);
+                    observe(&decision, 1, |_| line, parts);
                 }
                 Err(_) => limiter.scope.observe().event(Event::FailedOpen, 1),
             };
@@ -554,17 +540,9 @@ impl LimitedRequest {
     #[inline(always)]
     fn report(&self, parts: &Parts, decision: &Decision) {
         let line = |place| self.charged_line(self.line(place));
-        observe(decision, self.count(), line, self.is_shadow(), Some(parts));
+        observe(decision, self.count(), line, Some(parts));
         for on_decision in &self.current.options.on_decision {
-            on_decision(parts, &self.shown(decision));
-        }
-    }
-
-    /// As closures and handlers of the app see it.
-    fn shown<'a>(&self, decision: &'a Decision) -> Cow<'a, Decision> {
-        match self.is_shadow() {
-            true => Cow::Owned(decision.clone().into_shadow()),
-            false => Cow::Borrowed(decision),
+            on_decision(parts, decision);
         }
     }
 

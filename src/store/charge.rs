@@ -175,10 +175,6 @@ impl<'a> Charge<'a> {
         !(self.reserve || self.peek)
     }
 
-    pub(super) fn ask(&self, cost: u64) -> Ask {
-        Ask { cost, reserve: self.reserve, peek: self.peek }
-    }
-
     pub(crate) fn each(&self) -> impl ExactSizeIterator<Item = Self> + use<'a> {
         let this = *self;
         (0..self.len()).map(move |place| this.line(place))
@@ -257,8 +253,8 @@ impl<'a> Charge<'a> {
         shared: u8,
     ) -> LineWindows<'w, 'a> {
         let windows = &windows[..account.quotas.len()];
-        let (label, ask) = (account.label(), self.ask(cost));
-        LineWindows { label, windows, ask, shared }
+        let ask = Ask { cost, reserve: self.reserve, peek: self.peek };
+        LineWindows { label: account.label(), windows, ask, shared }
     }
 }
 

@@ -9,7 +9,7 @@ use super::charging::Found;
 use super::last_refused::LastRefused;
 use super::shard::{CountedIn, Home, Shard, Sought};
 use super::time::{Reading, Time};
-use crate::decision::{Decision, MAX_LIMITS, Merging, Ruling, Usage};
+use crate::decision::{Decision, MAX_LIMITS, Ruling, Usage};
 use crate::quota::{Quota, SavedWindows};
 use crate::sync::{self, Mutex, MutexGuard};
 
@@ -191,16 +191,10 @@ impl<'s, const L: usize> LockedShards<'s, L> {
             let (shard, (slots, _)) = (self.shard_of(i), &running[i]);
             slots.iter().for_each(|slot| shard.take_running(*slot, *cost));
         }
-        let decided = |i: usize| {
-            let ((account, cost), (_, usage)) = (&lines[i], running[i]);
+        let decided = lines.iter().zip(running).map(|((account, cost), (_, usage))| {
             Decision::all_running(account.label(), now.at, usage, *cost, true)
-        };
-        let mut merging = Merging::new(L);
-        merging.push(0, decided(0));
-        for i in 1..lines.len() {
-            merging.push(i, decided(i));
-        }
-        Some(merging.done())
+        });
+        Decision::of_lines(L, decided.enumerate())
     }
 
     #[inline(always)]
@@ -273,7 +267,5 @@ fn refuse_running<const L: usize, const Q: usize>(
         let cost = if fits { 0 } else { *cost };
         Decision::all_running(account.label(), now.at, *usage, cost, fits)
     });
-    let mut merging = Merging::new(L);
-    lines.enumerate().for_each(|(place, of)| merging.push(place, of));
-    merging.done()
+    Decision::of_lines(L, lines.enumerate()).expect("a charge has a line")
 }

@@ -2,6 +2,7 @@
 //! finds no room takes that of the others of its shard, which are then asked for once more.
 
 use std::collections::HashMap;
+use std::iter;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -90,7 +91,7 @@ impl Known {
             reserve: charge.may_reserve(),
             cost: charge.cost(),
             until: sent.at + MOST.min(Duration::from_millis(lasts as u64)),
-            refusal: refusal.into_owned(),
+            refusal: refusal.clone(),
             sent: sent.at,
         };
         let (shard, hash) = self.shards.shard_of(account.scope, account.key);
@@ -138,7 +139,8 @@ impl Remembered {
         let account: Account<'_> = charge.account();
         let windows: [_; Quotas::MAX] =
             account.windows(|i, quota| Window::known(quota, usage[i].span(), usage[i].used));
-        let (windows, ask) = (&windows[..usage.len()], charge.ask(charge.cost()));
-        Decision::over::<{ Quotas::MAX }>(account.label(), self.refusal.now_ms(), windows, ask).0
+        let line = charge.with_windows((account, charge.cost()), &windows, 0);
+        let (now, lines) = (self.refusal.now_ms(), iter::once(line));
+        Decision::over_lines::<{ Quotas::MAX }>(now, lines, |_, _, _| {})
     }
 }
