@@ -73,7 +73,7 @@ fn the_core_stands_on_tower_and_http_and_three_small_crates() {
         ["bytes", "http", "http-body", "pin-project-lite", "tower-layer", "tower-service"];
     // A hasher for the table in memory; SHA-256 for credentials; integers as text. None has a dependency
     // of its own.
-    const OTHERS: [&str; 3] = ["foldhash", "hmac-sha256", "itoa"];
+    const OTHERS: [&str; 2] = ["foldhash", "hmac-sha256"];
 
     let manifest: toml::Table = read("Cargo.toml").parse().expect("TOML");
     let is_optional = |dependency: &toml::Value| {
