@@ -105,8 +105,6 @@ fn a_decision_knows_its_limits_whether_one_or_more() {
     }
 }
 
-const DELAY: u64 = 10;
-
 /// Limits that a store charges one after the other, if it can't charge them in one step.
 fn in_order(store: impl Store) -> Limits {
     let limits = Limits::new([
@@ -126,9 +124,9 @@ fn lines(tokens: u64) -> [Line<'static>; 3] {
 }
 
 /// The tokens that the store has counted for each limit.
-async fn counted(store: &FarStore) -> [u64; 3] {
+async fn counted(memory: &MemoryStore) -> [u64; 3] {
     let mut used = [0; 3];
-    let counts = in_order(store.memory.clone());
+    let counts = in_order(memory.clone());
     for (used, (name, key)) in
         used.iter_mut().zip([("requests", "acme"), ("tokens", "acme"), ("cents", "ann")])
     {
@@ -142,8 +140,8 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
     let deadline = ms(250);
     for (delay, local) in [(20, [false; 3]), (60, [false, false, true]), (100, [false, true, true])]
     {
-        let store = FarStore::new(move || delay).deadline(deadline);
-        let limits = in_order(store.clone());
+        let memory = paused_memory();
+        let limits = in_order(far_from(memory.clone(), move || delay).deadline(deadline));
         let started = Instant::now();
         let decision = limits.check(lines(1)).await.unwrap();
         assert!(started.elapsed() <= deadline, "{:?} of {deadline:?}", started.elapsed());
@@ -152,12 +150,12 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
             ["requests", "tokens", "cents"].map(|name| decision.of(name).unwrap().is_local());
         assert_eq!((locals, decision.is_local()), (local, local.contains(&true)));
         sleep(secs(1)).await;
-        assert_eq!(counted(&store).await, local.map(|local| u64::from(!local)), "at {delay} ms");
+        assert_eq!(counted(&memory).await, local.map(|local| u64::from(!local)), "at {delay} ms");
     }
     // The limit that governs was decided by the store, and the other one in memory.
     let limits =
         Limits::new([Quota::per_day(2).name("cents"), Quota::per_hour(9).name("requests")]);
-    let limits = limits.store(FarStore::new(|| 100).deadline(deadline));
+    let limits = limits.store(far_store(|| 100).deadline(deadline));
     let lines = [Line::new("cents", "ann", 1), Line::new("requests", "acme", 1)];
     let decision = limits.check(lines).await.unwrap();
     assert_eq!(decision.name(), "cents");
@@ -166,15 +164,15 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reservation_that_would_be_due_too_late_is_returned() {
-    let store = FarStore::new(|| DELAY);
+    let memory = paused_memory();
     let limiters = || {
         Limits::new([
             Quota::per_second(1).reserve_up_to(9).name("fast"),
             Quota::per_minute(1).reserve_up_to(9).name("slow"),
         ])
     };
-    let (limits, memory) =
-        (limiters().store(store.clone()), limiters().store(store.memory.clone()));
+    let limits = limiters().store(far_from(memory.clone(), || 10));
+    let memory = limiters().store(memory);
     let both = [Line::new("fast", "k", 1), Line::new("slow", "k", 1)];
     assert!(limits.reserve(&both).await.unwrap().is_ok());
     let late = limits.reserve(&both).await.unwrap().unwrap_err();

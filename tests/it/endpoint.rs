@@ -207,7 +207,7 @@ fn a_layer_without_a_name_can_not_be_shown() {
 
 #[tokio::test(start_paused = true)]
 async fn it_asks_all_layers_at_once() {
-    let store = FarStore::new(|| 50);
+    let store = far_store(|| 50);
     let layer = |name: &str| {
         FixedWindowLayer::new(Quota::per_hour(9).name(name).key(Key::global()).store(store.clone()))
     };

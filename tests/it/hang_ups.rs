@@ -17,12 +17,16 @@ async fn a_charge_that_was_not_sent_is_cancelled() {
     let settings: [fn(FixedWindowLayer) -> FixedWindowLayer; 3] =
         [|layer| layer, |layer| layer.refund_dropped(), |layer| layer.queue(9, LONG)];
     for (limits, set) in (1..=3).flat_map(|limits| settings.map(|set| (limits, set))) {
-        let store = FarStore::new(|| 10);
-        let limits = beside(everyone(2), limits).store(store.clone());
+        let (sent, memory) = (Arc::new(AtomicUsize::new(0)), paused_memory());
+        let sends = Arc::clone(&sent);
+        let limits = beside(everyone(2), limits).store(far_from(memory.clone(), move || {
+            sends.fetch_add(1, Ordering::SeqCst);
+            10
+        }));
         drop(set(FixedWindowLayer::new(limits)).layer(service_fn(inner)).call(get("/")));
         sleep(ms(100)).await;
-        assert_eq!(store.sent.load(Ordering::SeqCst), 0);
-        assert_eq!(store.memory.live_entries(), 0);
+        assert_eq!(sent.load(Ordering::SeqCst), 0);
+        assert_eq!(memory.live_entries(), 0);
     }
 }
 

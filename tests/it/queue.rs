@@ -16,7 +16,7 @@ fn in_memory(limit: Limit) -> impl Iterator<Item = FixedWindowLayer> {
 }
 
 fn far_away(limit: Limit) -> impl Iterator<Item = FixedWindowLayer> {
-    in_stores(limit, || FarStore::new(|| 20))
+    in_stores(limit, || far_store(|| 20))
 }
 
 fn in_stores<S: Store>(
@@ -271,7 +271,7 @@ async fn a_line_before_a_store_far_away_asks_for_many_at_the_same_time() {
     ];
     for limits in [one, two] {
         let served = Served::default();
-        let layer = FixedWindowLayer::new(Limits::new(limits).store(FarStore::new(|| 20)));
+        let layer = FixedWindowLayer::new(Limits::new(limits).store(far_store(|| 20)));
         let service = noting(&layer.queue(2_000, secs(100)), &served);
         all_pass(&service, (0..1_750).map(|i| get(&format!("/{i:04}")))).await;
         let served = served.lock().unwrap();
@@ -341,7 +341,7 @@ async fn costs_pass_in_order_of_arrival_and_a_cost_of_zero_at_once() {
 #[tokio::test(start_paused = true)]
 async fn what_others_return_is_noticed_when_the_first_asks_again() {
     returned_elsewhere(paused_memory()).await;
-    returned_elsewhere(FarStore::new(|| 1)).await;
+    returned_elsewhere(far_store(|| 1)).await;
 }
 
 /// By other limiters of the name, by other layers, by a charge of several limits, and by new quotas.
@@ -521,7 +521,7 @@ async fn tokens_of_those_that_are_gone_are_for_another_line() {
         Quota::per_day(3).name("org").key(header("x-org")),
         Quota::per_day(9).name("user").key(header("x-user")),
     ]);
-    let (limits, served) = (limits.store(FarStore::new(|| 20)), Served::default());
+    let (limits, served) = (limits.store(far_store(|| 20)), Served::default());
     let layer = FixedWindowLayer::new(&limits);
     let service = noting(&layer.queue(30, secs(100_000)), &served);
     let call = |user| tokio::spawn(service.clone().oneshot(of_user("/", user)));
@@ -547,7 +547,7 @@ async fn a_request_whose_service_is_not_ready_in_time_is_refused_for_the_limit_t
             .name("user")
             .key(header("x-user")),
     ]);
-    let limits = limits.store(FarStore::new(|| 20));
+    let limits = limits.store(far_store(|| 20));
     let layer = FixedWindowLayer::new(limits).queue(30, secs(2));
     // It is ready for one call only.
     let service = layer.layer(ReadyIf::new(|_, calls| calls == 0));

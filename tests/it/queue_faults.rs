@@ -32,7 +32,7 @@ fn in_memory(limit: Limit) -> FixedWindowLayer {
 /// In this memory, or so many milliseconds away from it.
 fn in_store(limit: Limit, memory: MemoryStore, way: Option<u64>) -> FixedWindowLayer {
     FixedWindowLayer::new(match way {
-        Some(way) => limit.store(FarStore::over(memory, move || way)),
+        Some(way) => limit.store(far_from(memory, move || way)),
         None => limit.store(memory),
     })
 }
@@ -45,10 +45,10 @@ fn far(limit: Limit, way: u64, most: u64, max_wait: Duration) -> Boxed {
 
 /// A layer so many milliseconds away from its store, of which others have used some tokens.
 async fn used_by_others(limit: Limit, used: u64, way: u64) -> (Limiter, FixedWindowLayer) {
-    let store = FarStore::new(move || way);
-    let others = limit.clone().store(store.memory.clone());
+    let memory = paused_memory();
+    let others = limit.clone().store(memory.clone());
     assert!(others.charge(Key::global(), used).await.expect("memory").is_ok());
-    (others, FixedWindowLayer::new(limit.store(store)))
+    (others, in_store(limit, memory, Some(way)))
 }
 
 /// The path is the cost.
@@ -81,7 +81,7 @@ async fn a_lone_request_passes_limits_that_are_charged_in_turns() {
     for at in 0..100 {
         let limits =
             ["a", "b", "c"].map(|name| Quota::new(100, secs(2)).name(name).key(Key::global()));
-        let layer = FixedWindowLayer::new(Limits::new(limits).store(FarStore::new(|| 90)));
+        let layer = FixedWindowLayer::new(Limits::new(limits).store(far_store(|| 90)));
         let service = boxed(&layer.queue(10, ms(300)));
         sleep(ms(at * 20)).await;
         assert_eq!(status(service.oneshot(get("/"))).await, 200, "at {}", at * 20);
@@ -136,7 +136,7 @@ async fn quotas_may_be_added_and_removed_while_the_store_decides() {
     let two = Quota::per_second(2).and(Quota::per_minute(2));
     for (before, after) in [(one, two), (two, one)] {
         let limit = Limit::new(before).name("changes").key(Key::global());
-        let layer = FixedWindowLayer::new(limit.store(FarStore::new(|| 200))).queue(9, LONG);
+        let layer = FixedWindowLayer::new(limit.store(far_store(|| 200))).queue(9, LONG);
         let service = boxed(&layer);
         let spawn = || spawn(&service, "/");
         let mut requests: Vec<_> = (0..5).map(|_| spawn()).collect();
@@ -241,10 +241,9 @@ async fn whoever_is_granted_goes_also_behind_one_that_is_refused() {
 /// full of those behind them.
 #[tokio::test(start_paused = true)]
 async fn a_line_that_is_too_long_loses_those_who_came_last() {
-    let store = FarStore::new(|| 20);
     let limit = Quota::per_minute(3).name("loses-last").key(Key::global());
-    let others = limit.clone().store(store.memory.clone());
-    let service = boxed(&FixedWindowLayer::new(limit.store(store)).queue(1, LONG));
+    let (others, layer) = used_by_others(limit, 0, 20).await;
+    let service = boxed(&layer.queue(1, LONG));
     let call = || spawn(&service, "/");
     let first = call();
     sleep(ms(30)).await;
@@ -307,19 +306,15 @@ async fn requests_under_other_quotas_wait_for_no_answer_that_has_room() {
 #[tokio::test(start_paused = true)]
 async fn one_that_was_refused_while_later_ones_were_granted_is_the_first_again() {
     let (order, start) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
-    let store = FarStore::new(|| 200);
     let limit = Quota::per_second(3).name("between").key(Key::global());
-    let others = limit.clone().store(store.memory.clone());
+    let (others, layer) = used_by_others(limit, 3, 200).await;
     let notes = Arc::clone(&order);
-    let service = FixedWindowLayer::new(limit.store(store)).queue(50, LONG).layer(service_fn(
-        move |request: Request<Body>| {
-            notes.lock().unwrap().push(request.uri().path().to_owned());
-            inner(request)
-        },
-    ));
+    let service = layer.queue(50, LONG).layer(service_fn(move |request: Request<Body>| {
+        notes.lock().unwrap().push(request.uri().path().to_owned());
+        inner(request)
+    }));
     let take_all = || others.charge(Key::global(), 3);
     let call = |path| Box::pin(service.clone().oneshot(get(path)));
-    assert!(take_all().await.expect("memory").is_ok());
     let mut requests = vec![tokio::spawn(call("/first"))];
     sleep_until(start + ms(410)).await;
     let mut late = call("/late");
@@ -439,7 +434,7 @@ async fn requests_that_wait_notice_that_their_limit_refuses_no_more() {
             let memory = paused_memory();
             let limits = Limits::new([vec![limit("a")], beside].concat());
             let limits = match far {
-                true => limits.store(FarStore::over(memory, || 20)),
+                true => limits.store(far_from(memory, || 20)),
                 false => limits.store(memory),
             };
             let service = boxed(&FixedWindowLayer::new(&limits).queue(9, 2 * LONG));
@@ -465,7 +460,7 @@ async fn a_request_that_is_charged_in_another_line_keeps_its_service_ready() {
         [|limiter| limiter.set_quotas(Plan::UNLIMITED), |limiter| limiter.set_shadow(true)];
     for ease in eases {
         let limit = |name, tokens| Quota::per_day(tokens).name(name).key(Key::global());
-        let limits = Limits::new([limit("a", 1), limit("b", 9)]).store(FarStore::new(|| 20));
+        let limits = Limits::new([limit("a", 1), limit("b", 9)]).store(far_store(|| 20));
         let layer = FixedWindowLayer::new(&limits).queue(9, LONG);
         let service = layer.layer(ConcurrencyLimitLayer::new(1).layer(service_fn(inner)));
         assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
@@ -629,7 +624,7 @@ fn each_poll_ends_while_time_stands_still() {
                 let clock = ManualClock::at_ms(MINUTE_MS);
                 let limit = || Quota::new(2, ms(window)).name("still").key(Key::global());
                 let memory = MemoryStore::new().clock(clock);
-                let far = FarStore::over(memory.clone(), || 1);
+                let far = far_from(memory.clone(), || 1);
                 let layers = [limit().store(memory), limit().store(far)].map(FixedWindowLayer::new);
                 for (layer, ready) in
                     layers.iter().flat_map(|layer| [(layer, true), (layer, false)])

@@ -17,7 +17,7 @@ async fn passed(
     let mut tasks = Vec::new();
     let passed = Arc::new(Mutex::new(vec![vec![0; nodes.len()]; 200]));
     for (node, &(delay, rate)) in nodes.iter().enumerate() {
-        let store = FarStore::over(memory.clone(), move || delay);
+        let store = far_from(memory.clone(), move || delay);
         let layer = FixedWindowLayer::new(
             Quota::per_second(limit).name("near-and-far").key(Key::global()).store(store),
         )

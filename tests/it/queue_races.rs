@@ -107,7 +107,7 @@ async fn a_late_request_is_reported_once() {
 async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
     let start = Instant::now();
     let layer = FixedWindowLayer::new(
-        Quota::per_second(400).name("far").key(Key::global()).store(FarStore::new(|| 5)),
+        Quota::per_second(400).name("far").key(Key::global()).store(far_store(|| 5)),
     )
     .queue(200, LONG);
     let mut ready = layer.layer(ready_at(start + ms(2_500)));
@@ -164,7 +164,7 @@ async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
 async fn requests_pass_over_a_way_that_is_longer_than_the_window() {
     let notes = Served::default();
     let layer = FixedWindowLayer::new(
-        Quota::new(5, ms(20)).name("far").key(Key::global()).store(FarStore::new(|| 30)),
+        Quota::new(5, ms(20)).name("far").key(Key::global()).store(far_store(|| 30)),
     )
     .queue(99, LONG);
     let service = noting(&layer, &notes);
@@ -226,7 +226,7 @@ async fn late_requests_pass_one_per_window_in_order_of_arrival_and_hold_up_no_ot
         for (reversed, far) in [(false, false), (true, false), (false, true), (true, true)] {
             let limit = Quota::per_second(1).name("tested").key(header("x-user"));
             let layer = FixedWindowLayer::new(match far {
-                true => limit.store(FarStore::new(|| 3)),
+                true => limit.store(far_store(|| 3)),
                 false => limit.store(paused_memory()),
             });
             let layer = layer.queue(3, secs(60));

@@ -48,35 +48,31 @@ struct World {
     wakers: Vec<Waker>,
 }
 
-#[derive(Clone)]
-struct Inner {
-    world: Arc<Mutex<World>>,
-    node: usize,
-    start: Instant,
-}
-
 fn number(request: &http::HeaderMap, name: &str) -> u64 {
     request[name].to_str().expect("text").parse().expect("a number")
 }
 
-impl Service<Request<Body>> for Inner {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        let mut world = self.world.lock().unwrap();
+/// Ready unless the world is busy, and notes each call.
+fn inner_of(
+    world: &Arc<Mutex<World>>,
+    node: usize,
+    start: Instant,
+) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
++ Clone
++ Send
++ 'static {
+    let (of_ready, of_call) = (Arc::clone(world), Arc::clone(world));
+    let ready = ReadyIf::new(move |cx, _| {
+        let mut world = of_ready.lock().unwrap();
         if world.busy {
             world.wakers.push(cx.waker().clone());
-            return Poll::Pending;
         }
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        !world.busy
+    });
+    ready.map_request(move |request: Request<Body>| {
         let headers = request.headers();
         let [number, key, cost] = ["x-number", "x-key", "x-cost"].map(|name| number(headers, name));
-        let at = self.start.elapsed().as_millis() as u64;
+        let at = start.elapsed().as_millis() as u64;
         let decision: &Decision = request.extensions().get().expect("it was charged");
         let ends_of = |decision: Decision| {
             let end = |usage: &Usage| {
@@ -88,10 +84,9 @@ impl Service<Request<Body>> for Inner {
         let one = decision.of(LINES).unwrap_or_else(|| decision.clone());
         let all = decision.of(ALL).map(|of| (ALL, ends_of(of)));
         let ends = [(LINES, ends_of(one))].into_iter().chain(all).collect();
-        let call = Call { node: self.node, number, key, cost, at, ends };
-        self.world.lock().unwrap().calls.push(call);
-        std::future::ready(Ok(Response::new(Body::empty())))
-    }
+        of_call.lock().unwrap().calls.push(Call { node, number, key, cost, at, ends });
+        request
+    })
 }
 
 /// The parameters of a run.
@@ -196,9 +191,9 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
                 Some(delay) if setup.jitter => {
                     let rng = Mutex::new(Rng::with_seed(delay));
                     let delay = move || rng.lock().unwrap().u64(1..=delay);
-                    in_store(limits, FarStore::over(memory.clone(), delay))
+                    in_store(limits, far_from(memory.clone(), delay))
                 }
-                Some(delay) => in_store(limits, FarStore::over(memory.clone(), move || delay)),
+                Some(delay) => in_store(limits, far_from(memory.clone(), move || delay)),
             };
             let layer = layer.queue(setup.most, max_wait).expose_decision();
             if setup.panics {
@@ -213,7 +208,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     let services: Vec<_> = layers
         .iter()
         .enumerate()
-        .map(|(node, layer)| layer.layer(Inner { world: Arc::clone(&world), node, start }))
+        .map(|(node, layer)| layer.layer(inner_of(&world, node, start)))
         .collect();
     let mut arrivals: Vec<_> =
         (0..setup.requests).map(|_| (rng.u64(..=setup.within), rng.u64(..2))).collect();
@@ -435,7 +430,7 @@ async fn those_that_wait_use_each_window_up_whatever_happens_to_others() {
         let in_queue = quota.key(Key::global());
         let layer = FixedWindowLayer::new(match way {
             0 => in_queue.store(memory),
-            way => in_queue.store(FarStore::over(memory, move || way)),
+            way => in_queue.store(far_from(memory, move || way)),
         });
         let layer = layer.queue(1_000, secs(600));
         let service = layer.layer(service_fn(inner));

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use tower_fixed_window::{Refused, RefusedKey, RefusedRoute};
 
 use crate::prelude::*;
+use crate::warnings::ask;
 
 const QUARTER: Duration = secs(15 * 60);
 
@@ -17,14 +18,6 @@ fn at(ms: u64) -> SystemTime {
 
 fn limit(tokens: u64) -> Limit {
     Quota::per_hour(tokens).name("api").key(header("x-key")).track_refused(100)
-}
-
-async fn ask(layer: &FixedWindowLayer, path: &str, key: &str) -> u16 {
-    let inner = service_fn(async |_| Ok::<_, Infallible>(Response::new(())));
-    let layer = layer.clone().reject(EmptyBody);
-    let request = Request::get(path).header("x-key", key).body(()).expect("a path");
-    let Ok(response) = layer.layer(inner).oneshot(request).await;
-    response.status().as_u16()
 }
 
 fn refused(limiter: &Limiter) -> Refused {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::{BoxError, Router};
-use harness::{Counts, Operation, TokioClock, forward_to_memory, forward_to_remote};
+use harness::{Counts, Operation, TokioClock, forward_to_memory};
 use http::{HeaderName, HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -27,10 +27,10 @@ use tokio::time::sleep;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_fixed_window::key::PeerAddr;
-use tower_fixed_window::store::{Remote, Reply, Store};
+use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
 use tower_fixed_window::{
-    FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore, Quota, StoreError,
-    TrueCost,
+    Decision, FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore,
+    OnStoreFailure, Quota, StoreError, TrueCost,
 };
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
@@ -137,12 +137,44 @@ impl TestStore {
         self.moody.mood.send_replace(mood);
     }
 
+    pub(crate) fn on_failure(self, policy: OnStoreFailure) -> Self {
+        Self { remote: self.remote.on_failure(policy), ..self }
+    }
+
     fn store(&self) -> &dyn Store {
         if self.at_once.load(Ordering::SeqCst) { &self.moody } else { &self.remote }
     }
 }
 
-forward_to_remote!(TestStore, self => self.store());
+impl Store for TestStore {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        self.store().charge(charge)
+    }
+
+    fn charges_together(&self) -> bool {
+        self.store().charges_together()
+    }
+
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        self.store().adjust(adjust)
+    }
+
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        self.store().reset(scope, key)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.store().is_shared()
+    }
+
+    fn remote(&self) -> Option<Remote> {
+        self.store().remote()
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.store().now_ms()
+    }
+}
 
 impl Moody {
     fn forward<T: Send + 'static>(
@@ -466,58 +498,35 @@ pub(crate) fn client() -> reqwest::Client {
 }
 
 /// A store that is some milliseconds away in each direction, on wall time that goes with tokio's.
-/// What was sent to it happens, whether or not anybody waits for the answer.
-#[derive(Clone)]
-pub(crate) struct FarStore {
-    pub(crate) memory: MemoryStore,
-    /// Charges that were sent.
-    pub(crate) sent: Arc<AtomicUsize>,
-    remote: Remote,
+pub(crate) fn far_store(delay: impl Fn() -> u64 + Send + Sync + 'static) -> Remote {
+    far_from(paused_memory(), delay)
 }
 
-/// The backend of a [`FarStore`].
+/// The way to this memory. What was sent to it happens, whether or not anybody waits for the answer.
+pub(crate) fn far_from(
+    memory: MemoryStore,
+    delay: impl Fn() -> u64 + Send + Sync + 'static,
+) -> Remote {
+    Remote::around(Distant { memory, delay: Arc::new(delay) }).deadline(Duration::MAX)
+}
+
+/// The backend of a store that is far.
 struct Distant {
     memory: MemoryStore,
     delay: Arc<dyn Fn() -> u64 + Send + Sync>,
-    sent: Arc<AtomicUsize>,
 }
-
-impl FarStore {
-    pub(crate) fn new(delay: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
-        Self::over(paused_memory(), delay)
-    }
-
-    /// The way to this memory.
-    pub(crate) fn over(
-        memory: MemoryStore,
-        delay: impl Fn() -> u64 + Send + Sync + 'static,
-    ) -> Self {
-        let sent = Arc::default();
-        let distant =
-            Distant { memory: memory.clone(), delay: Arc::new(delay), sent: Arc::clone(&sent) };
-        Self { memory, sent, remote: Remote::around(distant).deadline(Duration::MAX) }
-    }
-
-    pub(crate) fn deadline(self, deadline: Duration) -> Self {
-        Self { remote: self.remote.deadline(deadline), ..self }
-    }
-}
-
-forward_to_remote!(FarStore, self => self.remote);
 
 impl Distant {
     fn forward<T: Send + 'static>(
         &self,
-        operation: Operation,
+        _: Operation,
         ask: impl FnOnce(&MemoryStore) -> Reply<T> + Send + 'static,
     ) -> Reply<T> {
         let (memory, delay) = (self.memory.clone(), Arc::clone(&self.delay));
-        let sent = Arc::clone(&self.sent);
         Reply::later(async move {
             let (answer, answered) = oneshot::channel();
             tokio::spawn(async move {
                 sleep(Duration::from_millis(delay())).await;
-                sent.fetch_add(usize::from(operation == Operation::Charge), Ordering::SeqCst);
                 let decided = ask(&memory).await;
                 sleep(Duration::from_millis(delay())).await;
                 let _nobody_waits = answer.send(decided);

@@ -83,7 +83,7 @@ async fn spend(store: impl Store) -> (PrometheusHandle, Limits) {
 #[tokio::test(start_paused = true)]
 async fn tokens_spent_are_those_that_the_store_has_counted() {
     let memory = || paused_memory();
-    let far = FarStore::new(|| 5);
+    let far = far_store(|| 5);
     for ((handle, limits), drops) in [(spend(memory()).await, 2), (spend(far).await, 1)] {
         for (name, expected) in [
             ("tokens", [114 + 50 * drops, 48 + 50 * drops, 5, 71]),
@@ -103,7 +103,7 @@ async fn tokens_that_a_queue_returns_were_never_charged() {
         Quota::per_second(8).name("seconds").key(Key::global()).cost_fn(|_| 2),
         Quota::per_minute(200).name("minutes").key(Key::global()).cost_fn(|_| 2),
     ]);
-    let limits = limits.store(FarStore::new(|| 20));
+    let limits = limits.store(far_store(|| 20));
     let layer = FixedWindowLayer::new(&limits).queue(100, secs(60));
     let called = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&called);

@@ -165,7 +165,7 @@ async fn a_store_that_panics_later_leaves_the_others_settled() {
     for (at, expected) in [(1, [1, 500]), (2, [500, 1])] {
         let clock = FailingClock::default();
         let memory = MemoryStore::new().clock(clock.clone());
-        let limits = limits().store(FarStore::over(memory, || 10));
+        let limits = limits().store(far_from(memory, || 10));
         let (cost, mut meter) = TrueCost::metered();
         ask(&FixedWindowLayer::new(&limits), cost).await;
         NAMES.into_iter().for_each(|name| meter.set(name, 500));

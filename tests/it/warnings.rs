@@ -33,7 +33,7 @@ fn keys(warned: &Warned) -> Vec<Key> {
     warned.lock().expect("no panic").iter().map(|(_, key, ..)| key.clone()).collect()
 }
 
-async fn ask(layer: &FixedWindowLayer, path: &str, key: &str) -> u16 {
+pub(crate) async fn ask(layer: &FixedWindowLayer, path: &str, key: &str) -> u16 {
     let inner = service_fn(async |request: Request<()>| {
         let mut response = Response::new(());
         if let Some(cost) = request.uri().path().strip_prefix("/cost/") {
