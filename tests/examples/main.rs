@@ -485,17 +485,9 @@ fn as_in_the_recipes(mut example: Command, lines: usize) {
 }
 
 #[test]
-fn login() {
+fn recipes() {
     as_in_the_recipes(example("login"), 5);
-}
-
-#[test]
-fn payment() {
     as_in_the_recipes(example("payment"), 4);
-}
-
-#[test]
-fn password_reset() {
     as_in_the_recipes(example("password_reset"), 5);
 }
 

@@ -4,14 +4,10 @@ use std::collections::BTreeMap;
 
 use axum::response::Response;
 use http::HeaderName;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use serde_json::{Value, json};
 
 use crate::prelude::*;
-use crate::support::RETRY_AFTER as RETRY;
-
-/// The end of the tests' hour, as in `x-ratelimit-reset`.
-const HOUR_END: &str = "1700002800";
 
 fn app() -> Router {
     Router::new().route("/", on_get(async || "hello"))
@@ -31,57 +27,6 @@ fn assert_fields(response: &Response, expected: [&str; 4], resource: Option<&str
         ["limit", "remaining", "used", "reset"].into_iter().zip(expected).collect();
     all.extend(resource.map(|resource| ("resource", resource)));
     assert_eq!(limit_headers(response), all);
-}
-
-/// The headers of the first responses to a layer's requests, and the last one's `retry-after`. The
-/// random programs have the same for any limits; names, styles and upstreams are these tests'.
-#[tokio::test]
-async fn responses_have_the_standing_and_refusals_a_time_to_come_back() {
-    type Layer<'a> = &'a dyn Fn(Mood) -> FixedWindowLayer;
-    /// The limit's name, the fields of each response, and the last one's wait.
-    type Case<'a> = (Layer<'a>, &'a str, &'a [[&'a str; 4]], Option<&'a str>);
-    let minute_and_hour = Quota::per_minute(2).and(Quota::per_hour(2));
-    let minute_and_hour = move |mood| layered(limit(minute_and_hour), mood);
-    let cases: [Case<'_>; 5] = [
-        (&|mood| per_minute(2, mood), "", &[["2", "1", "1", RESET], ["2", "0", "2", RESET]], None),
-        // Refusals are not counted: `used` stays.
-        (
-            &|mood| per_minute(1, mood),
-            "",
-            &[["1", "0", "1", RESET], ["1", "0", "1", RESET], ["1", "0", "1", RESET]],
-            Some(RETRY),
-        ),
-        (
-            &|mood| named("login", 1, mood),
-            "login",
-            &[["1", "0", "1", RESET], ["1", "0", "1", RESET]],
-            Some(RETRY),
-        ),
-        // Both have as many left: the later reset decides.
-        (
-            &minute_and_hour,
-            "",
-            &[["2", "1", "1", HOUR_END], ["2", "0", "2", HOUR_END], ["2", "0", "2", HOUR_END]],
-            Some("2740"),
-        ),
-        // A cost above the capacity never passes.
-        (&|mood| per_minute(0, mood), "", &[["0", "0", "0", RESET]], None),
-    ];
-    for (mood, (layer, name, all, retry)) in
-        ANSWERS.into_iter().flat_map(|mood| cases.map(|case| (mood, case)))
-    {
-        let app = app().layer(layer(mood));
-        for (i, fields) in all.iter().enumerate() {
-            let response = ask(&app).await;
-            assert_fields(&response, *fields, Some(name).filter(|name| !name.is_empty()));
-            let is_refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
-            let limit: usize = fields[0].parse().expect("a number");
-            assert_eq!(is_refused, i >= limit, "{fields:?}");
-            let header = |name| response.headers().get(name).map(|of| of.to_str().expect("text"));
-            assert_eq!(header(RETRY_AFTER), retry.filter(|_| is_refused), "{fields:?}");
-            assert_eq!(header(CACHE_CONTROL), is_refused.then_some("no-store"));
-        }
-    }
 }
 
 #[tokio::test]

@@ -296,48 +296,6 @@ async fn each_of_those_that_are_charged_at_the_same_time_shows_its_own_count() {
     }
 }
 
-/// The other limits count requests that cost something.
-#[tokio::test(start_paused = true)]
-async fn costs_pass_in_order_of_arrival_and_a_cost_of_zero_at_once() {
-    let cost = |parts: &Parts| {
-        parts.uri.path().rsplit('-').next().and_then(|cost| cost.parse().ok()).unwrap_or(1)
-    };
-    for limits in 1..=3 {
-        let tokens = Quota::per_second(10).name("tokens").key(Key::global()).cost_fn(cost);
-        let requests = ["requests", "calls"].map(|name| {
-            let cost = move |parts: &_| cost(parts).min(1);
-            Quota::per_second(50).name(name).key(Key::global()).cost_fn(cost)
-        });
-        let limits = [tokens].into_iter().chain(requests).take(limits);
-        let store = paused_memory();
-        let layer = FixedWindowLayer::new(Limits::new(limits).store(store));
-        let served = Served::default();
-        let service = noting(&layer.queue(30, LONG), &served);
-        let mut requests = Vec::new();
-        for path in ["/a-6", "/b-6", "/c-1", "/d-10", "/e-0", "/f-4", "/g-4", "/h-4"] {
-            requests.push(tokio::spawn(service.clone().oneshot(get(path))));
-            tokio::task::yield_now().await;
-        }
-        // A request that can never pass is refused at once.
-        let Ok(never) = service.clone().oneshot(get("/never-11")).await;
-        assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
-        answered(requests).await;
-        let expected = [
-            ("/a-6", 0),
-            ("/e-0", 0),
-            ("/b-6", 1),
-            ("/c-1", 1),
-            ("/d-10", 2),
-            ("/f-4", 3),
-            ("/g-4", 3),
-            ("/h-4", 4),
-        ];
-        let served = served.lock().unwrap().clone();
-        let served: Vec<_> = served.iter().map(|(path, at)| (path.as_str(), *at / 1_000)).collect();
-        assert_eq!(served, expected);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn what_others_return_is_noticed_when_the_first_asks_again() {
     returned_elsewhere(paused_memory()).await;
@@ -451,10 +409,6 @@ async fn lines_that_all_have_left_keep_no_memory() {
     assert!(used.bytes_current < 20 * KEYS as i64, "{} bytes are kept", used.bytes_current);
 }
 
-fn several<const N: usize>(limits: [Limit; N]) -> FixedWindowLayer {
-    FixedWindowLayer::new(Limits::new(limits).store(paused_memory()))
-}
-
 /// A request of one of an organization's users.
 fn of_user(path: &str, user: &str) -> Request<Body> {
     let request = Request::get(path).header("x-org", "acme").header("x-user", user);
@@ -464,12 +418,14 @@ fn of_user(path: &str, user: &str) -> Request<Body> {
 #[tokio::test(start_paused = true)]
 async fn users_wait_in_lines_of_their_own_for_the_limit_that_they_share() {
     let (org, user) = (Quota::per_second(10).name("org"), Quota::per_second(4).name("user"));
-    let layer = several([org.key(header("x-org")), user.key(header("x-user"))]);
+    let limits = Limits::new([org.key(header("x-org")), user.key(header("x-user"))]);
+    let layer = FixedWindowLayer::new(limits.store(paused_memory()));
     let served = Served::default();
     let service = noting(&layer.queue(30, LONG), &served);
     let mut waiting = Vec::new();
-    for i in 0..8 {
-        for user in ["ann", "bob", "eve"] {
+    // In one line, those of the others would wait behind the fifth of the first.
+    for user in ["ann", "bob", "eve"] {
+        for i in 0..8 {
             let call = service.clone().oneshot(of_user(&format!("/{user}/{i}"), user));
             waiting.push(tokio::spawn(call));
             tokio::task::yield_now().await;
@@ -484,33 +440,6 @@ async fn users_wait_in_lines_of_their_own_for_the_limit_that_they_share() {
         assert!(of_user().is_sorted(), "{served:?}");
         assert!((0..3).all(|second| of_user().filter(|(_, at)| at / 1_000 == second).count() <= 4));
     }
-}
-
-/// Requests don't wait for a limit in shadow mode, nor for a limit that their plan leaves out.
-#[tokio::test(start_paused = true)]
-async fn only_limits_that_can_refuse_are_waited_for() {
-    let plan = |parts: &Parts, _: &Key| match parts.uri.path() {
-        "/free" => Plan::from(Quota::per_second(1)),
-        _ => Plan::UNLIMITED,
-    };
-    let layer = several([
-        Quota::per_second(1).name("shadow").key(Key::global()).shadow(),
-        Limit::by_plan(plan).name("plan").key(Key::global()),
-        Quota::per_second(3).name("all").key(Key::global()),
-    ]);
-    let (limits, served) = (Limits::from(&layer), Served::default());
-    let service = noting(&layer.queue(30, LONG), &served);
-    let mut waiting = Vec::new();
-    for path in ["/free", "/free", "/paid", "/paid", "/paid"] {
-        waiting.push(tokio::spawn(service.clone().oneshot(of_user(path, "ann"))));
-        tokio::task::yield_now().await;
-    }
-    answered(waiting).await;
-    assert_eq!(used(limits.limiter("shadow")).await, 1);
-    let served = served.lock().unwrap();
-    let mut served: Vec<_> = served.iter().map(|(path, at)| (&**path, at / 1_000)).collect();
-    served.sort_unstable();
-    assert_eq!(served, [("/free", 0), ("/free", 1), ("/paid", 0), ("/paid", 0), ("/paid", 1)]);
 }
 
 /// Two of the requests that are charged are gone when the reply comes. Their tokens are returned,

@@ -68,27 +68,6 @@ fn ready_at(at: Instant) -> ReadyIf {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_request_that_is_served_holds_up_no_other() {
-    let start = Instant::now();
-    let service =
-        one_a_second().queue(5, LONG).layer(service_fn(async |request: Request<Body>| {
-            if request.uri().path() == "/late" {
-                sleep(LONG).await;
-            }
-            inner(request).await
-        }));
-    let Ok(_) = service.clone().oneshot(get("/first")).await;
-    let mut late = Box::pin(service.clone().oneshot(get("/late")));
-    assert!((&mut late).now_or_never().is_none());
-    sleep_until(start + ms(4_500)).await;
-    let late = tokio::spawn(late);
-    sleep_until(start + ms(6_500)).await;
-    let Ok(_) = service.oneshot(get("/next")).await;
-    assert_eq!(start.elapsed().as_millis(), 6_500);
-    let Ok(_) = late.await.expect("no panic");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_late_request_is_reported_once() {
     let start = Instant::now();
     let reports = Arc::new(AtomicUsize::new(0));

@@ -233,14 +233,14 @@ async fn what_is_no_refusal_by_a_quota_is_not_counted() {
 #[tokio::test]
 async fn a_plan_of_a_request_is_the_quota_of_its_refusal() {
     let plan = |parts: &Parts, _: &Key| match parts.uri.path() {
-        "/free" => Plan::UNLIMITED,
+        "/unlimited" => Plan::UNLIMITED,
         "/banned" => Quota::per_minute(0).into(),
         _ => Quota::per_hour(1).into(),
     };
     let limit = Limit::by_plan(plan).name("api").key(header("x-key")).track_refused(10);
     let api = limit.store(TestStore::new(Mood::Now));
     let layer = FixedWindowLayer::new(&api);
-    for (path, status) in [("/free", 200), ("/free", 200), ("/", 200), ("/", 429)] {
+    for (path, status) in [("/unlimited", 200), ("/unlimited", 200), ("/", 200), ("/", 429)] {
         assert_eq!(ask(&layer, path, "a").await, status);
     }
     assert_eq!(refused(&api).keys[0].quota, Quota::per_hour(1));
