@@ -246,7 +246,7 @@ impl Quota {
     }
 
     /// Makes a window begin at an instant, `since_epoch` after 1970-01-01T00:00Z. The other windows
-    /// follow it and precede it end to end. Use this to match another service, or the moment at
+    /// follow and precede it without gaps. Use this to match another service, or the moment at
     /// which a subscription began. Months and years begin on the instant's day, or in a shorter
     /// month on the last day, and at its time of day. If a time zone is set afterwards, days and
     /// weeks follow the instant in that zone, too: [the

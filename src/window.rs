@@ -29,7 +29,7 @@ pub struct State {
     pub used: i64,
     /// From here on there is no state.
     pub until: i64,
-    /// The end of the window last written. On a calendar it binds all readers, also those with
+    /// The end of the window last written. On a calendar it binds all readers, even those with
     /// another edition of the zone data. 0 is unknown: then it is worked out, as on a grid.
     pub end: i64,
 }

@@ -34,7 +34,7 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// Each decision is one round trip: a script reads the server's clock and charges all quotas of a
 /// key atomically. So counts are exact for any number of nodes, whatever their clocks show.
 /// Concurrent decisions share a call, for up to 128 keys, and are made in order of arrival. The
-/// distance to the server limits the number of calls in flight.
+/// farther the server is, the more calls may be in flight.
 ///
 /// ```no_run
 /// use std::time::Duration;

@@ -101,7 +101,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     }
 
     /// Hashes the value that this extractor finds with a secret of your app, so it is not readable
-    /// in a store. An address is hashed in the form that counts: all of an IPv6 /64 has one hash,
+    /// in a store. An address is hashed in the form that counts: an IPv6 /64 has one hash,
     /// [`Key::hmac(secret, Key::from(address).as_bytes())`](Key::hmac).
     fn hashed(self, secret: impl AsRef<[u8]> + Send + Sync + 'static) -> impl KeyExtractor
     where

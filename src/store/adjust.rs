@@ -79,7 +79,7 @@ impl<'a> Adjust<'a> {
         Some(adjust)
     }
 
-    /// Returns whether tokens are returned. Such a correction never opens a window, nor one that
+    /// Returns whether tokens are returned. Such a correction opens no window and revives none that
     /// has ended.
     pub fn is_refund(&self) -> bool {
         self.within.is_some()
@@ -91,7 +91,7 @@ impl<'a> Adjust<'a> {
         OwnedAdjust { account: account.to_owned(), tokens, within, local }
     }
 
-    /// Returns each quota with the time between which it takes tokens back, in milliseconds since
+    /// Returns each quota with the times between which it takes tokens back, in milliseconds since
     /// the epoch, for a store that corrects on its server: from the start of the window that was
     /// charged to the end of the window that covers the tokens. Returns nothing if tokens are
     /// taken.

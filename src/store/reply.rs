@@ -271,7 +271,7 @@ impl Error for StoreError {
 #[non_exhaustive]
 pub enum OnStoreFailure {
     /// Enforces the same quotas in this process's memory until the store is back. Each node grants
-    /// up to one extra limit per window.
+    /// each window's limit at most once more.
     #[default]
     Local,
     /// Lets the request pass, without rate-limit headers, because the count is unknown.

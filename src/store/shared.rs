@@ -117,7 +117,7 @@ pub trait Counters: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(u64, Vec<Option<State>>), StoreError>> + Send;
 
     /// Writes each group if all of its counters are as they [were known](Write::had), otherwise
-    /// nothing of the group. Returns the server's time, taken after the call has come, and for each
+    /// nothing of the group. Returns the server's time, taken after the call arrived, and for each
     /// group, in order, `None` if it was not written, or how many more tokens than were known had
     /// been taken: 0, unless the table uses [`Write::room`].
     ///
@@ -182,7 +182,7 @@ pub struct Write {
 /// charges that fit what it wrote last are written without a read.
 ///
 /// Charges and corrections that wait at the same time share calls, up to 128 counters in each, and
-/// those of one counter share one write. The distance to the database limits the number of calls in
+/// those of one counter share one write. The farther the database is, the more calls may be in
 /// flight. A charge of several limits is one step. If a charge is dropped before it is written, it
 /// is not made.
 ///
