@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use harness::Postgres;
-use tower_fixed_window::{Limit, Quota};
-use tower_fixed_window_postgres::SCHEMA;
+use tower_fixed_window::{Limit, ManualClock, Quota};
+use tower_fixed_window_postgres::{PostgresStore, SCHEMA};
 
 /// The schema of a server whose clock is ahead by so many hours.
 pub(crate) fn schema_ahead_by(hours: i32) -> String {
@@ -37,6 +37,15 @@ async fn a_clock_that_steps_back_passes_nothing_twice() {
     }
     server.run(&schema_ahead_by(0));
     assert!(!passes().await, "the window that was used up is later");
+}
+
+/// A test that has no server fails, instead of counting here.
+#[tokio::test]
+async fn with_another_clock_a_failure_is_an_error() {
+    let store = PostgresStore::new("postgres://nobody@127.0.0.1:1/none").expect("an address");
+    let limit = Limit::new(Quota::per_minute(5)).name("failing");
+    let limit = limit.store(store.clock(ManualClock::at_ms(0)));
+    assert!(limit.check("a").await.is_err());
 }
 
 /// Otherwise the end of a window would be in the next one, and its tokens above the limit.

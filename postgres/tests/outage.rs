@@ -118,9 +118,13 @@ async fn a_disk_that_is_full() {
         );
     };
     let free = |server: &mut Postgres| {
-        server.run("DROP TRIGGER full_disk ON tfw_counters");
+        server.run("DROP FUNCTION full_disk CASCADE");
     };
     survives(&mut server, fill, free).await;
+    let store = store(&server).await.deadline(DEADLINE * 10);
+    fill(&mut server);
+    let error = store.ping().await.expect_err("nothing can be written").to_string();
+    assert!(error.contains("53100"), "as the server says, and not after more tries: {error}");
 }
 
 #[tokio::test]

@@ -83,6 +83,16 @@ fn what_has_ended_is_not_loaded() {
     assert!(size(&deploys.path()) < full / 2, "and does not stay in the file");
 }
 
+#[test]
+fn a_save_when_a_window_ends_keeps_the_others() {
+    let deploys = Deploys::new();
+    let limiter = || deploys.limiter(Quota::per_minute(5).and(Quota::per_hour(50)));
+    let before = limiter();
+    deploys.clock.advance(answer(before.check("alice")).reset_after());
+    drop(before);
+    assert_eq!(used(&limiter(), "alice"), [0, 1]);
+}
+
 /// The store notes 1,024 counters, 64 of a limit.
 #[test]
 fn a_reset_that_would_not_find_all_is_an_error_after_a_deploy_too() {
@@ -309,15 +319,16 @@ fn settings_that_make_no_sense_are_errors() {
 /// What was counted before is not in the file, so nothing of it comes back.
 #[test]
 fn receipts_from_before_a_store_has_its_file_are_another_stores() {
-    let folder = TempDir::new().expect("a directory");
-    let store = MemoryStore::new();
+    let deploys = Deploys::new();
     let limit = || Quota::per_day(5).name("api");
-    let receipt = answer(limit().store(store.clone()).charge("ann", 5)).expect("it passes");
-    let store = store.saved_to(folder.path().join("counts"), Duration::MAX).expect("a new file");
-    let limiter = limit().store(store);
-    assert!(answer(limiter.charge("ann", 5)).is_ok());
-    assert!(block_on(limiter.refund(receipt)).is_err());
-    assert!(answer(limiter.charge("ann", 1)).is_err());
+    for (file, used) in [("a new one", 0), ("an older one", 5)] {
+        let store = deploys.store(1_000);
+        let receipt = answer(limit().store(store.clone()).charge("ann", 5)).expect("it passes");
+        let limiter = limit().store(deploys.saved(store).expect("it opens"));
+        assert!(answer(limiter.charge("ann", 5 - used)).is_ok(), "{file}");
+        assert!(block_on(limiter.refund(receipt)).is_err(), "{file}");
+        assert!(answer(limiter.charge("ann", 1)).is_err(), "{file}");
+    }
 }
 
 #[test]

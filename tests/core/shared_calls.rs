@@ -285,6 +285,31 @@ fn equal_charges_share_a_read_and_a_write() {
     });
 }
 
+/// What does not fit into a call is of the next one.
+#[test]
+fn a_call_is_of_so_many_charges_and_counters() {
+    // The table checks how many counters a call has.
+    for (keys, charges, calls) in [(300, 300, 4), (1, 1_025, 3)] {
+        run(async {
+            let table = Table::held_up();
+            let store = Shared::around(table.clone());
+            let ask = |key: u64| {
+                let store = store.clone();
+                tokio::spawn(async move { charge_under(&store, key, 2_000).await })
+            };
+            let first = ask(keys);
+            idle().await;
+            let others: Vec<_> = (0..charges).map(|i| ask(i % keys)).collect();
+            idle().await;
+            table.let_through(100);
+            for asked in others.into_iter().chain([first]) {
+                assert!(asked.await.expect("no panic").expect("an answer"));
+            }
+            assert_eq!(table.writes.load(Ordering::SeqCst), calls, "{charges} charges");
+        });
+    }
+}
+
 /// One full call costs a near database less than two others.
 #[test]
 fn near_calls_follow_each_other_unless_one_stands_still() {

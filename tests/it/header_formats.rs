@@ -329,8 +329,8 @@ fn a_limiters_headers_are_of_the_quotas_that_decided() {
     let policy = |limiter: &Limiter, decision: Reply<Decision>| {
         text(limiter, decision.now_or_never().expect("at once").expect("memory"))
     };
-    let api = Quota::per_month(9).and(Quota::per_minute(1)).name("api").store(store.clone());
-    let usual = r#""api:9/month";q=9;w=2592000, "api:1/minute";q=1;w=60"#;
+    let api = Quota::per_minute(1).and(Quota::per_month(9)).name("api").store(store.clone());
+    let usual = r#""api:1/minute";q=1;w=60, "api:9/month";q=9;w=2592000"#;
     assert_eq!(policy(&api, api.check("alice")), usual);
     assert_eq!(policy(&api, api.check("alice")), usual, "refused");
 
