@@ -709,6 +709,18 @@ fn a_counter_that_can_not_be_read_is_the_failure_of_its_key_alone() {
     });
 }
 
+/// What is known then, is that the store is late: not that a counter is locked.
+#[test]
+fn a_call_without_an_answer_is_a_failure_of_the_store() {
+    run(async {
+        let store = Shared::around(Table::held_up()).in_time(Duration::from_secs(1));
+        let limit = Quota::per_minute(10).name("late");
+        let limiter = Limiter::new(limit.store(store.expect("it ends its calls")));
+        let error = limiter.check("ann").await.expect_err("it is late").to_string();
+        assert!(error.contains("did not answer"), "{error}");
+    });
+}
+
 /// As over Redis (S32): a correction is done, or an error says that it is not.
 #[test]
 fn a_correction_that_expires_while_its_counter_is_read_is_not_reported_as_done() {

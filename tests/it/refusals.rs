@@ -208,6 +208,29 @@ async fn a_handler_whose_store_fails_answers_503() {
     assert!(!body.contains("test"), "nothing of the store's: {body}");
 }
 
+/// Limits that refuse together have another text than one of them, at the same time and count.
+#[tokio::test]
+async fn a_kept_refusal_names_the_limits_that_refuse() {
+    for (names, both) in [
+        (["all", "each"], r#"["all:1/minute","each:1/minute"]"#),
+        (["each", "all"], r#"["each:1/minute","all:1/minute"]"#),
+    ] {
+        let limits = names.map(|name| match name {
+            "all" => Quota::per_minute(1).name(name).key(Key::global()),
+            _ => Quota::per_minute(1).name(name).key(header("user")),
+        });
+        let store = MemoryStore::new().clock(ManualClock::at_ms(NOW_MS));
+        let layer = FixedWindowLayer::new(Limits::new(limits).store(store));
+        let service = layer.layer(axum::Router::new());
+        for (user, refusing) in [("ann", ""), ("ann", both), ("bob", r#"["all:1/minute"]"#)] {
+            let request = Request::get("/").header("user", user).body(Body::empty());
+            let answer = service.clone().oneshot(request.expect("a request")).await;
+            let body = whole(answer.expect("infallible")).await.2;
+            assert!(body.contains(refusing), "{user}: {body}");
+        }
+    }
+}
+
 fn some_quota(rng: &mut Rng) -> Quota {
     let (limit, hours) = (rng.u64(0..3), secs(3_600 * rng.u64(1..4)));
     match rng.u8(0..7) {
