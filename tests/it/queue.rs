@@ -296,6 +296,21 @@ async fn each_of_those_that_are_charged_at_the_same_time_shows_its_own_count() {
     }
 }
 
+/// It does not wait behind those that can.
+#[tokio::test(start_paused = true)]
+async fn what_can_never_pass_is_refused_at_once() {
+    let cost = |parts: &Parts| if parts.uri.path() == "/never" { 11 } else { 1 };
+    for layer in in_memory(Quota::per_second(10).key(Key::global()).cost_fn(cost)) {
+        let service = noting(&layer.queue(30, LONG), &Served::default());
+        let waiting = send(&service, 20);
+        tokio::task::yield_now().await;
+        let asked = Instant::now();
+        let Ok(never) = service.clone().oneshot(get("/never")).await;
+        assert_eq!((never.status().as_u16(), asked.elapsed()), (429, Duration::ZERO));
+        answered(waiting).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_others_return_is_noticed_when_the_first_asks_again() {
     returned_elsewhere(paused_memory()).await;
