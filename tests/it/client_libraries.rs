@@ -12,6 +12,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt;
 use tower_fixed_window::Clock;
+use tower_fixed_window::key::MissingKey;
 
 use crate::github;
 use crate::prelude::*;
@@ -122,7 +123,7 @@ async fn http_2_clients_see_the_same_headers() {
 }
 
 /// tonic's server and client, with that limit between them.
-async fn health<J>(layer: FixedWindowLayer<J>) -> HealthClient<Channel>
+pub(crate) async fn health<J>(layer: FixedWindowLayer<J>) -> HealthClient<Channel>
 where
     J: Reject<tonic::body::Body> + Clone + Send + Sync + 'static,
 {
@@ -206,17 +207,10 @@ async fn grpc_clients_see_client_and_server_errors_as_grpc_codes() {
     assert_eq!(status.metadata().get("retry-after").expect("a field"), "1");
 
     // Text that gRPC wants encoded arrives as it was.
-    let keyless = layered(everyone(9).key(Unreadable), Mood::Now).reject(Grpc);
+    let text = |_: &Parts, _: &mut Key| Err(MissingKey::client("100 % \u{201c}né\u{201d}\n"));
+    let keyless = layered(everyone(9).key(Own(text)), Mood::Now).reject(Grpc);
     let status = check(&mut health(keyless).await).await.expect_err("it is refused");
     assert_eq!(status.message(), "The request lacks 100 % \u{201c}né\u{201d}\n");
-}
-
-struct Unreadable;
-
-impl KeyExtractor for Unreadable {
-    fn extract(&self, _: &Parts, _: &mut Key) -> Result<(), tower_fixed_window::MissingKey> {
-        Err(tower_fixed_window::MissingKey::client("100 % \u{201c}né\u{201d}\n"))
-    }
 }
 
 /// How a client of GitHub's API finds out that, and how long, it has to wait.

@@ -1,7 +1,7 @@
 //! Headers as keys, whatever is in them, and requests that no key is asked of.
 
+use tower_fixed_window::MissingKey;
 use tower_fixed_window::key::{key_fn, matched_path};
-use tower_fixed_window::{FixedWindow, MissingKey};
 
 use crate::client_ip::request;
 use crate::prelude::*;
@@ -168,15 +168,6 @@ fn space_around_a_value_is_no_part_of_it() {
     assert!(api_key(&[b" \t "]).is_err());
 }
 
-async fn call<S, J>(service: &FixedWindow<S, J>, request: Request<Body>) -> Response<Body>
-where
-    FixedWindow<S, J>:
-        Clone + tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-{
-    let Ok(response) = service.clone().oneshot(request).await;
-    response
-}
-
 #[tokio::test]
 async fn each_skip_exempts_only_the_requests_it_matches() {
     let client = client_ip().trusting(["10.0.0.0/8"]);
@@ -189,7 +180,7 @@ async fn each_skip_exempts_only_the_requests_it_matches() {
         let mut parts = request(peer, lines);
         parts.method = method.parse().expect("a method");
         parts.uri = path.parse().expect("a path");
-        let response = call(&service, Request::from_parts(parts, Body::empty())).await;
+        let Ok(response) = service.clone().oneshot(Request::from_parts(parts, Body::empty())).await;
         assert!(response.status() == 429 || limit_headers(&response).is_empty());
         response.status().as_u16()
     };

@@ -74,15 +74,8 @@ async fn a_peer_address_from_axum_or_from_peer_addr_counts() {
 /// The text of an extractor of the app's may be anything.
 #[tokio::test]
 async fn what_is_missing_is_told_in_valid_json() {
-    struct Unprintable;
-
-    impl KeyExtractor for Unprintable {
-        fn extract(&self, _: &Parts, _: &mut Key) -> Result<(), MissingKey> {
-            Err(MissingKey::client("a \"name\"\n"))
-        }
-    }
-
-    let layer = layered(Limit::new(Quota::per_minute(1)).key(Unprintable), Mood::Now);
+    let own = Own(|_: &Parts, _: &mut Key| Err(MissingKey::client("a \"name\"\n")));
+    let layer = layered(everyone(1).key(own), Mood::Now);
     for response in [
         layer.clone().layer(service_fn(inner)).oneshot(get("/")).await,
         layer.reject(GitHubBody).layer(service_fn(inner)).oneshot(get("/")).await,

@@ -10,12 +10,10 @@ use std::process::{Command, exit};
 use axum::serve;
 use http::HeaderValue;
 use hyper_util::rt::TokioIo;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Runtime;
-use tonic::transport::Endpoint;
-use tonic::transport::server::{Server, TcpConnectInfo, TcpIncoming};
+use tonic::transport::server::TcpConnectInfo;
 use tonic_health::pb::HealthCheckRequest;
-use tonic_health::pb::health_client::HealthClient;
 use tower_fixed_window::key::MissingKey;
 use tower_fixed_window::store::{Remote, Store};
 use tower_fixed_window_redis::RedisStore;
@@ -24,6 +22,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::client_libraries::health;
 use crate::prelude::*;
 
 /// Runs a test's closure in a process of its own, and returns what the crate logs there.
@@ -212,17 +211,6 @@ fn many_mistakes_of_one_kind_silence_no_other() {
     assert_eq!(of("a tenant that"), 0, "{log:#?}");
     for kind in ["model-", "mend number "] {
         assert!((1..20).contains(&of(kind)), "{log:#?}");
-    }
-}
-
-struct Own<F>(F);
-
-impl<F> KeyExtractor for Own<F>
-where
-    F: Fn(&Parts, &mut Key) -> Result<(), MissingKey> + Send + Sync + 'static,
-{
-    fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
-        (self.0)(parts, key)
     }
 }
 
@@ -477,17 +465,11 @@ fn layers_that_share_a_count_on_purpose_are_not_taken_for_one() {
 }
 
 /// The answers of gRPC's health check under a limit.
-async fn call(layer: FixedWindowLayer<Grpc>, calls: usize) -> Vec<Option<tonic::Status>> {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let url = format!("http://{}", listener.local_addr().expect("bound"));
-    let (_reporter, health) = tonic_health::server::health_reporter();
-    let server = Server::builder().layer(layer).add_service(health);
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-    let channel = Endpoint::from_shared(url).expect("a URL").connect().await.expect("it listens");
-    let mut client = HealthClient::new(channel);
-    let mut statuses = Vec::new();
-    for _ in 0..calls {
-        statuses.push(client.check(HealthCheckRequest::default()).await.err());
+async fn call(layer: FixedWindowLayer<Grpc>) -> [Option<tonic::Status>; 3] {
+    let mut client = health(layer).await;
+    let mut statuses = [None, None, None];
+    for status in &mut statuses {
+        *status = client.check(HealthCheckRequest::default()).await.err();
     }
     statuses
 }
@@ -495,7 +477,7 @@ async fn call(layer: FixedWindowLayer<Grpc>, calls: usize) -> Vec<Option<tonic::
 #[test]
 fn under_tonic_a_missing_address_names_the_line_for_tonic() {
     let log = logged(async || {
-        for status in call(per_minute().reject(Grpc), 3).await {
+        for status in call(per_minute().reject(Grpc)).await {
             let status = status.expect("an error");
             assert_eq!(status.code(), tonic::Code::Internal);
             assert!(!status.message().contains("TcpConnectInfo"), "{status:?}");
@@ -513,8 +495,8 @@ async fn the_line_for_tonic_counts_by_address() {
     let layer = FixedWindowLayer::new(Limit::new(Quota::per_day(2)).key_fn(|parts| {
         Some(Key::from(parts.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip()))
     }));
-    let statuses = call(layer.reject(Grpc), 3).await;
-    let codes: Vec<_> = statuses.iter().map(|status| status.as_ref().map(|s| s.code())).collect();
+    let statuses = call(layer.reject(Grpc)).await;
+    let codes = statuses.map(|status| status.map(|status| status.code()));
     assert_eq!(codes, [None, None, Some(tonic::Code::ResourceExhausted)]);
 }
 

@@ -88,16 +88,6 @@ const MISTAKES: &[Mistake] = &[
 /// Set in a process that makes mistakes.
 const MISTAKEN: &str = "TOWER_FIXED_WINDOW_MISTAKEN";
 
-/// The standard error of a process that runs this test to make the mistakes.
-fn stderr_of(test: &str) -> String {
-    let output = Command::new(env::current_exe().expect("this program"))
-        .args(["--exact", &format!("panics::{test}"), "--nocapture"])
-        .env(MISTAKEN, "1")
-        .output()
-        .expect("it starts");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 #[test]
 fn a_panic_names_the_line_of_the_app() {
     if env::var(MISTAKEN).is_ok() {
@@ -106,7 +96,13 @@ fn a_panic_names_the_line_of_the_app() {
         }
         return;
     }
-    let told = stderr_of("a_panic_names_the_line_of_the_app");
+    // This test, in a process that makes the mistakes.
+    let output = Command::new(env::current_exe().expect("this program"))
+        .args(["--exact", "panics::a_panic_names_the_line_of_the_app", "--nocapture"])
+        .env(MISTAKEN, "1")
+        .output()
+        .expect("it starts");
+    let told = String::from_utf8_lossy(&output.stderr);
     for (line, _) in MISTAKES {
         let place = format!("panicked at {}:{line}:", file!());
         assert!(told.contains(&place), "not {place}\n{told}");

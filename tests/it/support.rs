@@ -15,6 +15,7 @@ use std::time::Duration;
 use axum::body::{Body, to_bytes};
 use axum::{BoxError, Router};
 use harness::{Counts, Operation, TokioClock, forward_to_memory};
+use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -26,11 +27,11 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_fixed_window::key::PeerAddr;
+use tower_fixed_window::key::{MissingKey, PeerAddr};
 use tower_fixed_window::store::{Adjust, Charge, Remote, Reply, Scope, Store};
 use tower_fixed_window::{
-    Decision, FixedWindowLayer, Key, Limit, Limiter, Limits, ManualClock, MemoryStore,
-    OnStoreFailure, Quota, StoreError, TrueCost,
+    Decision, FixedWindowLayer, Key, KeyExtractor, Limit, Limiter, Limits, ManualClock,
+    MemoryStore, OnStoreFailure, Quota, StoreError, TrueCost,
 };
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{Layer as _, fmt, layer::SubscriberExt, util::SubscriberInitExt};
@@ -291,6 +292,18 @@ pub(crate) fn limiter_of(layer: &FixedWindowLayer) -> Limiter {
 
 pub(crate) fn get(path: &str) -> Request<Body> {
     Request::get(path).body(Body::empty()).expect("a path")
+}
+
+/// An extractor of the app's.
+pub(crate) struct Own<F>(pub(crate) F);
+
+impl<F> KeyExtractor for Own<F>
+where
+    F: Fn(&Parts, &mut Key) -> Result<(), MissingKey> + Send + Sync + 'static,
+{
+    fn extract(&self, parts: &Parts, key: &mut Key) -> Result<(), MissingKey> {
+        (self.0)(parts, key)
+    }
 }
 
 /// A user by number, as an app's authentication puts it into the extensions.
