@@ -34,21 +34,6 @@ fn address(text: &str) -> IpAddr {
 }
 
 #[test]
-fn a_key_is_an_extractor_that_appends_itself_to_what_others_have_found() {
-    let (parts, ()) = Request::get("/").header("x-api-key", "alpha").body(()).unwrap().into_parts();
-    let found = |extractor: &dyn KeyExtractor| {
-        let mut key = Key::default();
-        extractor.extract(&parts, &mut key).map(|()| key)
-    };
-    assert_eq!(found(&Key::global()), Ok(Key::global()));
-    let all = (Key::from("a"), header("x-api-key"), Key::global(), Key::from(7_u64));
-    assert_eq!(found(&all), Ok(Key::from(("a", Key::secret("alpha"), Key::global(), 7_u64))));
-    // What a first extractor has appended before it failed is gone.
-    let or = (Key::from("a"), header("x-user")).or(Key::from("b"));
-    assert_eq!(found(&or), Ok(Key::from("b")));
-}
-
-#[test]
 fn the_encoding_of_each_kind_of_part_is_pinned() {
     let v6 = || address("2001:db8:1:2:3:4:5:6");
     for (key, bytes, readable) in [

@@ -27,37 +27,6 @@ fn start(receipt: &Receipt) -> i128 {
     ms(decision.ready_at().unwrap_or(decision.reset_at() - decision.reset_after()))
 }
 
-/// S14: without reservations for a while, or paused, a quota still has those that stand.
-#[test]
-fn what_is_reserved_stays_so_under_other_quotas() {
-    type Make = fn(u64) -> Quota;
-    let makes: [Make; 3] = [
-        Quota::per_minute,
-        |limit| Quota::per_minute(limit).from_first_request(),
-        |limit| Quota::per_day(limit).in_zone("Asia/Tokyo"),
-    ];
-    for make in makes {
-        let quota = make(5).reserve_up_to(5);
-        let meanwhile = [make(5), make(0), make(0).reserve_up_to(5), make(3).reserve_up_to(1)];
-        for (other, costs) in meanwhile.iter().flat_map(|of| [(of, 5), (of, 1)]) {
-            let clock = ManualClock::at_ms(TURN);
-            let limiter = limiter(&clock, quota);
-            let first: Vec<_> =
-                (0..5 / costs).map(|_| charge(&limiter, "alice", costs, false).1).collect();
-            let (reserved, later) = charge(&limiter, "alice", 5, true);
-            assert!(later.is_some());
-            limiter.set_quotas(*other);
-            first.into_iter().for_each(|of| answer(limiter.refund(of.expect("it passed"))));
-            limiter.set_quotas(quota);
-            clock.advance(reserved.ready_after());
-            assert!(!charge(&limiter, "alice", 1, false).0.is_allowed(), "{other}");
-            // Those of the last window come back.
-            answer(limiter.refund(later.expect("it passed")));
-            assert!(charge(&limiter, "alice", 5, false).0.is_allowed(), "{other}");
-        }
-    }
-}
-
 /// Random quotas and times. Returned tokens may pass again, in any window with room.
 #[test]
 fn no_window_sees_more_starts_than_its_limit() {

@@ -204,15 +204,6 @@ fn a_file_that_can_not_be_is_not_used() {
 }
 
 #[test]
-fn a_file_of_another_program_is_kept() {
-    for bytes in [&b"{\"alice\": 3}\n"[..], b"", b"SQLite format 3\0", &[0; 4_096]] {
-        let (told, store, deploys) = open(bytes);
-        assert!(["it is not a file of counts", "it is cut short"].contains(&&*told), "{told}");
-        assert_works(store, &deploys);
-    }
-}
-
-#[test]
 fn what_is_no_file_is_an_error() {
     let deploys = Deploys::new();
     fs::create_dir(deploys.path()).expect("a folder");
