@@ -186,28 +186,3 @@ fn a_blocked_runtime_does_not_delay_the_end_of_an_outage() {
     });
     drop(still);
 }
-
-/// The blocked runtime has the maximum of calls in flight.
-#[test]
-fn many_calls_in_a_blocked_runtime_do_not_block_calls_in_another() {
-    let Some(server) = Server::start() else { return };
-    let limiter = limiter(store(server.port));
-    let (still, other) = (runtime(), runtime());
-    other.block_on(async {
-        for _ in 0..20 {
-            let _ = is_local(&limiter, 0).await;
-        }
-        assert!(!is_local(&limiter, 0).await);
-    });
-    still.block_on(async {
-        for key in 1..100 {
-            let limiter = limiter.clone();
-            tokio::spawn(async move { is_local(&limiter, key).await });
-            for _ in 0..6 {
-                tokio::task::yield_now().await;
-            }
-        }
-    });
-    assert!(!other.block_on(is_local(&limiter, 0)));
-    drop(still);
-}

@@ -2,7 +2,7 @@
 //! docs/observing.md and the log. docs/operations/alerts-test.yml has the alerts that such metrics
 //! trigger.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use harness::{ALONE, Server, free_port};
@@ -148,6 +148,10 @@ async fn a_server_that_is_gone_or_silent_fails_the_calls_in_flight_and_gets_no_o
         let lines = operator.failures();
         assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&name)), "{lines:?}");
         assert!(!freezes || lines[0].contains("did not answer"), "{lines:?}");
+        // After the time.
+        let causes = lines.iter().filter_map(|line| line.split_once("the store fails"));
+        let causes: BTreeSet<_> = causes.map(|(_, cause)| cause).collect();
+        assert_eq!(causes.len(), lines.len(), "each is told once: {lines:?}");
     }
 }
 

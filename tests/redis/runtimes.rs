@@ -135,7 +135,8 @@ fn the_end_of_a_runtime_fails_no_request_of_another() {
     });
 }
 
-/// The connection was made in a runtime that no thread drives any more.
+/// The connection was made in a runtime that no thread drives any more, which has the maximum of calls
+/// in flight.
 #[test]
 fn a_blocked_runtime_does_not_block_other_runtimes() {
     let Some(server) = Server::start() else { return };
@@ -143,6 +144,15 @@ fn a_blocked_runtime_does_not_block_other_runtimes() {
     let store = store(&server.url());
     assert_eq!(still.block_on(used(&patient(&store))), (1, false));
     let limiter = limiter(store);
+    still.block_on(async {
+        for _ in 0..100 {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { used(&limiter).await });
+            for _ in 0..6 {
+                tokio::task::yield_now().await;
+            }
+        }
+    });
     runtime().block_on(async {
         let joins = async {
             while used(&limiter).await.1 {
