@@ -18,9 +18,10 @@ async fn store(server: &Postgres) -> PostgresStore {
     store.deadline(DEADLINE).remember_refusals(Duration::ZERO)
 }
 
-fn limiter(store: &PostgresStore, limit: u64) -> Limiter {
-    let quota = Quota::new(limit, Duration::from_secs(10 * 365 * 86_400));
-    Limit::new(quota).name("outage").store(store.clone())
+const YEARS: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+fn limiter_of(store: &PostgresStore) -> Limiter {
+    Limit::new(Quota::new(1_000_000, YEARS)).name("outage").store(store.clone())
 }
 
 /// The tokens used of a key as the table has them.
@@ -56,7 +57,7 @@ async fn survives(
 ) {
     // Otherwise a crash loses the last moments.
     let store = store(server).await.wait_for_disk();
-    let limiter = limiter(&store, 1_000_000);
+    let limiter = limiter_of(&store);
     wait_until_counted(&limiter, "before").await;
     let before = counted(server, "before");
     fail(server);
@@ -71,60 +72,37 @@ async fn survives(
     assert_eq!(counted(server, "before"), before + 1, "nothing is lost, and nothing is sent again");
 }
 
-fn limiter_of(store: &PostgresStore) -> Limiter {
-    limiter(store, 1_000_000)
-}
-
 #[tokio::test]
-async fn a_server_that_is_killed() {
+async fn a_server_that_is_killed_or_stands_still() {
     let Some(mut server) = Postgres::start() else { return };
     survives(&mut server, Postgres::kill, Postgres::restart).await;
-}
-
-#[tokio::test]
-async fn a_server_that_stands_still() {
-    let Some(mut server) = Postgres::start() else { return };
     // Charges that were sent may be counted when it goes on: of another key.
     survives(&mut server, |server| server.freeze(), |server| server.thaw()).await;
 }
 
 #[tokio::test]
-async fn a_table_that_is_dropped() {
+async fn a_disk_that_is_full_and_a_table_that_is_dropped() {
     let Some(mut server) = Postgres::start() else { return };
-    let drop = |server: &mut Postgres| {
-        server.run("ALTER TABLE tfw_counters RENAME TO gone");
-    };
-    let mend = |server: &mut Postgres| {
-        server.run("ALTER TABLE gone RENAME TO tfw_counters");
-    };
-    survives(&mut server, drop, mend).await;
+    let full = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS \
+                $$BEGIN RAISE 'could not extend file' USING ERRCODE = '53100'; END$$; \
+                CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON tfw_counters \
+                FOR EACH ROW EXECUTE FUNCTION full_disk()";
+    let gone = "ALTER TABLE tfw_counters RENAME TO gone";
+    for (fail, mend, says) in [
+        (full, "DROP FUNCTION full_disk CASCADE", "53100"),
+        (gone, "ALTER TABLE gone RENAME TO tfw_counters", "create_tables()"),
+    ] {
+        survives(&mut server, |of| _ = of.run(fail), |of| _ = of.run(mend)).await;
+        server.run(fail);
+        let store = PostgresStore::new(&server.url()).expect("an address").deadline(DEADLINE * 10);
+        let error = store.ping().await.expect_err("nothing can be written").to_string();
+        assert!(error.contains(says), "as the server says, and not after more tries: {error}");
+        server.run(mend);
+    }
     server.run("DROP VIEW tfw; DROP TABLE tfw_counters");
     let store = PostgresStore::new(&server.url()).expect("an address").deadline(DEADLINE * 10);
-    let error = store.ping().await.expect_err("there is no table").to_string();
-    assert!(error.contains("create_tables()"), "{error}");
     store.create_tables().await.expect("it is created");
     store.ping().await.expect("Postgres answers");
-}
-
-#[tokio::test]
-async fn a_disk_that_is_full() {
-    let Some(mut server) = Postgres::start() else { return };
-    let fill = |server: &mut Postgres| {
-        server.run(
-            "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS \
-             $$BEGIN RAISE 'could not extend file' USING ERRCODE = '53100'; END$$; \
-             CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON tfw_counters \
-             FOR EACH ROW EXECUTE FUNCTION full_disk()",
-        );
-    };
-    let free = |server: &mut Postgres| {
-        server.run("DROP FUNCTION full_disk CASCADE");
-    };
-    survives(&mut server, fill, free).await;
-    let store = store(&server).await.deadline(DEADLINE * 10);
-    fill(&mut server);
-    let error = store.ping().await.expect_err("nothing can be written").to_string();
-    assert!(error.contains("53100"), "as the server says, and not after more tries: {error}");
 }
 
 #[tokio::test]
@@ -148,7 +126,7 @@ async fn a_table_that_is_locked_as_by_vacuum_full() {
 async fn a_row_that_another_transaction_has_locked() {
     let Some(mut server) = Postgres::start() else { return };
     let store = store(&server).await;
-    let limiter = limiter(&store, 1_000_000);
+    let limiter = limiter_of(&store);
     wait_until_counted(&limiter, "locked").await;
     hold(&server, "UPDATE tfw_counters SET used = used");
     let (others, start) = (limiter.clone(), Instant::now());
@@ -193,7 +171,7 @@ async fn a_row_that_another_transaction_has_locked() {
 async fn a_key_that_another_transaction_inserts() {
     let Some(server) = Postgres::start() else { return };
     let store = store(&server).await.deadline(Duration::from_secs(5));
-    let limiter = limiter(&store, 1_000_000);
+    let limiter = limiter_of(&store);
     assert!(is_counted(&limiter, "first").await);
     let window = server.run("SELECT win FROM tfw_counters");
     hold(
@@ -222,7 +200,7 @@ async fn a_key_that_another_transaction_inserts() {
 async fn a_reset_that_met_a_lock_is_not_done_later() {
     let Some(server) = Postgres::start() else { return };
     let store = store(&server).await.deadline(Duration::from_secs(5));
-    let limiter = limiter(&store, 1_000_000);
+    let limiter = limiter_of(&store);
     for lock in ["SELECT FROM tfw_counters FOR UPDATE", "LOCK TABLE tfw_counters"] {
         assert!(is_counted(&limiter, "reset").await);
         let before = counted(&server, "reset");
@@ -247,7 +225,7 @@ async fn a_cold_start_opens_no_storm_of_connections() {
     let proxy = Proxy::to(server.port);
     proxy.set_silent(true);
     let store = PostgresStore::new(&url_of(&proxy)).expect("an address").deadline(DEADLINE);
-    let limiter = limiter(&store, 1_000_000);
+    let limiter = limiter_of(&store);
     let mut asked = Vec::new();
     for key in 0..60_u64 {
         let limiter = limiter.clone();
@@ -279,7 +257,7 @@ async fn a_connection_that_takes_longer_than_callers_wait() {
     let proxy = Proxy::to(server.port).delay(Duration::from_millis(45));
     let url = format!("postgres://far:secret@127.0.0.1:{}/postgres", proxy.port);
     let store = PostgresStore::new(&url).expect("an address").deadline(DEADLINE / 2);
-    wait_until_counted(&limiter(&store, 1_000_000), "far").await;
+    wait_until_counted(&limiter_of(&store), "far").await;
     assert!(proxy.made() <= 3, "{} connections", proxy.made());
 }
 
@@ -294,7 +272,7 @@ async fn the_first_of_two_hosts_is_silent() {
         first.port, server.port
     );
     let store = PostgresStore::new(&url).expect("an address").deadline(DEADLINE / 2);
-    wait_until_counted(&limiter(&store, 1_000_000), "other").await;
+    wait_until_counted(&limiter_of(&store), "other").await;
 }
 
 fn url_of(proxy: &Proxy) -> String {
@@ -310,7 +288,7 @@ async fn a_connection_that_is_forgotten_while_it_is_idle() {
     // Who waited for the deadline would be too late for `is_counted`.
     let store = PostgresStore::new(&url_of(&proxy)).expect("an address");
     let store = store.deadline(Duration::from_secs(60)).remember_refusals(Duration::ZERO);
-    let limiter = limiter(&store, 1_000_000);
+    let limiter = limiter_of(&store);
     wait_until_counted(&limiter, "idle").await;
     for _ in 0..3 {
         let before = counted(&server, "idle");
@@ -328,7 +306,8 @@ async fn a_connection_that_is_forgotten_while_it_is_idle() {
 #[tokio::test]
 async fn a_transaction_that_stays_open_elsewhere() {
     let Some(server) = Postgres::start() else { return };
-    let limiter = limiter(&store(&server).await.deadline(Duration::from_secs(20)), 500);
+    let limiter = limiter_of(&store(&server).await.deadline(Duration::from_secs(20)));
+    let limiter = limiter.with_quotas(Quota::new(500, YEARS));
     assert!(is_counted(&limiter, "hot").await);
     hold(&server, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT FROM tfw_counters");
     for _ in 1..500 {
@@ -394,7 +373,7 @@ async fn a_server_without_a_free_connection() {
 async fn a_connection_that_is_cut_between_calls_costs_no_decision() {
     let Some(server) = Postgres::start() else { return };
     let store = store(&server).await.deadline(Duration::from_secs(20));
-    let limiter = limiter(&store, 1_000_000);
+    let limiter = limiter_of(&store);
     for i in 1..=10 {
         assert!(is_counted(&limiter, "cut").await);
         assert_eq!(counted(&server, "cut"), i);
