@@ -137,11 +137,12 @@ async fn one_deadline_is_for_all_limits_and_what_comes_late_is_returned() {
 #[tokio::test(start_paused = true)]
 async fn a_charge_that_is_dropped_returns_what_it_has_taken() {
     for after in (5..60).step_by(10) {
-        let store = FarStore::new(|| DELAY);
-        let charge = in_order(store.clone()).check(lines(1));
+        let memory = paused_memory();
+        let limits = in_order(far_from(memory.clone(), || 10));
+        let charge = limits.check(KEYS.map(|(name, key)| Line::new(name, key, 1)));
         assert!(tokio::time::timeout(ms(after), charge).await.is_err(), "it is dropped");
         sleep(secs(1)).await;
-        assert_eq!(counted(&store).await, [0; 3], "after {after} ms");
+        assert_eq!(counted(&memory).await, [0; 3], "after {after} ms");
     }
 }
 
