@@ -73,3 +73,33 @@ async fn a_connection_that_ends_inside_an_answer_is_a_cut_one() {
     let error = limiter.check(1_u64).await.expect_err("its answer is lost").to_string();
     assert_eq!(error, "Redis can't be reached (unexpected end of file)");
 }
+
+/// The calls of a patient handle wait for their answers over the forgotten connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_over_a_forgotten_connection_do_not_hold_up_others_for_long() {
+    let _alone = ALONE.lock().await;
+    let Some(server) = Server::start() else { return };
+    let proxy = Proxy::to(server.port);
+    let store = store(proxy.port);
+    let of = |seconds| limiter(store.clone().deadline(Duration::from_secs(seconds)));
+    let (usual, patient) = (of(1), of(10));
+    while usual.check(0_u64).await.expect("it answers").is_local() {}
+    for key in 0..200_u64 {
+        assert!(!usual.check(key).await.expect("it answers").is_local());
+    }
+    proxy.forget();
+    let forgotten = Instant::now();
+    let mut asked = Vec::new();
+    while forgotten.elapsed() < Duration::from_millis(120) {
+        asked.push(tokio::spawn(patient.check(0_u64)));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    for key in 0..20_u64 {
+        let decision = usual.check(key).await.expect("it answers");
+        assert!(!decision.is_local(), "after {:?}", forgotten.elapsed());
+    }
+    assert!(forgotten.elapsed() < Duration::from_secs(5));
+    let waiting = asked.iter().filter(|asked| !asked.is_finished()).count();
+    println!("{waiting} of {} patient requests wait", asked.len());
+    assert!(waiting < asked.len(), "those that were not sent go over another connection");
+}

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::link::Links;
 use super::super::script::{Answer, Command};
@@ -37,6 +38,9 @@ const UNMEASURED: usize = 1_024;
 const MORE_IF_FULL: usize = 4;
 /// How long the least round trip is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
+/// How long a call has a place among those in flight. A connection that is silent for longer was
+/// replaced, and the call may wait for it as long as its most patient caller.
+const IN_FLIGHT: Duration = Duration::from_millis(225);
 const ENDED: &str = "the runtime of the call to Redis has ended";
 
 pub(crate) struct Gather {
@@ -92,7 +96,7 @@ impl Gather {
         }
     }
 
-    /// The call counts as in flight until the future is dropped.
+    /// The call counts as in flight for a while, or until the future is dropped.
     fn make_call(
         self: &Arc<Self>,
         batch: Vec<QueuedQuestion>,
@@ -100,7 +104,10 @@ impl Gather {
         let (this, of) = (Arc::clone(self), Arc::clone(self));
         let in_flight = AtEnd(move || of.change_queue(|queue| queue.in_flight -= 1));
         async move {
-            match call_server(&this.links, batch).await {
+            let mut call = pin!(call_server(&this.links, batch));
+            let in_time = timeout(IN_FLIGHT, call.as_mut()).await.ok();
+            let in_flight = in_time.is_some().then_some(in_flight);
+            match if let Some(called) = in_time { called } else { call.await } {
                 Ok(Some(took)) => sync::lock(&this.queue).note_round_trip(Instant::now(), took),
                 Ok(None) => {}
                 Err((batch, by_slots)) => {
@@ -108,10 +115,10 @@ impl Gather {
                     for waiting in batch {
                         if by_slots && waiting.asked.len() > 1 {
                             waiting.send_answer(Err(apart_error()));
-                            continue;
+                        } else {
+                            sync::lock(&this.queue).in_flight += 1;
+                            this.runtime.spawn(this.make_call(vec![waiting]));
                         }
-                        sync::lock(&this.queue).in_flight += 1;
-                        this.runtime.spawn(this.make_call(vec![waiting]));
                     }
                 }
             }
@@ -136,11 +143,8 @@ struct Batches {
 impl Batches {
     /// Returns the question if it is to be sent at once, in a call of its own.
     fn push(&mut self, waiting: QueuedQuestion, alone: bool) -> Option<QueuedQuestion> {
-        let is_first = self.in_flight == 0
-            && self.waiting.is_empty()
-            && !self.has_sender
-            && !self.last_was_shared;
-        if alone || is_first {
+        let is_idle = self.in_flight == 0 && self.waiting.is_empty() && !self.has_sender;
+        if alone || is_idle && !self.last_was_shared {
             self.in_flight += 1;
             return Some(waiting);
         }
