@@ -364,6 +364,32 @@ fn a_charge_that_is_dropped_before_it_is_written_is_not_made() {
     });
 }
 
+/// As if their connection was gone, and their callers very patient.
+#[test]
+fn calls_without_an_answer_do_not_hold_up_others_for_long() {
+    run(async {
+        let table = Table::held_up();
+        let store = Shared::around(table.clone());
+        let sent = || table.reads.load(Ordering::SeqCst);
+        table.let_through(2);
+        assert!(charge(&store, 0).await.expect("an answer"), "the distance is known");
+        let mut asked = Vec::new();
+        for key in 1..=20 {
+            asked.push(spawn_charge(&store, key));
+            sleep(Duration::from_millis(10)).await;
+        }
+        let in_flight = sent();
+        assert!(in_flight < 10, "{in_flight} are in flight");
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(sent(), in_flight + 1, "the others share a call");
+        table.let_through(100);
+        for asked in asked {
+            assert!(asked.await.expect("no panic").expect("an answer"));
+        }
+        assert_eq!((sent(), table.used()), (in_flight + 1, 21), "the first are answered, too");
+    });
+}
+
 #[test]
 fn a_runtime_that_ends_takes_only_its_own_calls_with_it() {
     let table = Table::held_up();

@@ -46,8 +46,9 @@ const MORE: usize = 4;
 const STILL: Duration = Duration::from_millis(10);
 /// How long the shortest call is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
-/// How long a call lasts after all of its callers have left. One that hangs up must not end a
-/// connection, and a call that is never answered must not keep its counters.
+/// How long a call has a place among those in flight, and how long it lasts after all of its callers
+/// have left. One that hangs up must not end a connection, and a call that is never answered must
+/// keep neither others nor its counters.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A question and its caller.
@@ -238,20 +239,30 @@ impl Gathering {
         }
     }
 
-    /// The call counts as in flight until the future is dropped.
+    /// The call has its counters until the future is dropped.
     fn make_call(
         self: &Arc<Self>,
         Batch { questions, counters }: Batch,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let (this, of) = (Arc::clone(self), Arc::clone(self));
-        let in_flight = AtEnd(move || of.change_queue(|queue| queue.end_call(&counters)));
+        let (this, of, at) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
+        let busy = AtEnd(move || of.change_queue(|queue| queue.end_call(&counters)));
+        let mut place = Some(AtEnd(move || at.change_queue(|queue| queue.in_flight -= 1)));
         async move {
-            let (again, took) = this.table.decide_and_write(&this.recent, questions).await;
+            let mut call = pin!(this.table.decide_and_write(&this.recent, questions));
+            let mut late = Sleep::until(Instant::now() + PATIENCE);
+            let called = poll_fn(|cx| {
+                let called = call.as_mut().poll(cx);
+                if late.as_mut().is_some_and(|late| late.poll(cx).is_ready()) {
+                    place = None;
+                }
+                called
+            });
+            let (again, took) = called.await;
             if let Some(took) = took {
                 sync::lock(&this.queue).note_time(Instant::now(), took);
             }
             // Questions that waited for this call come after those that it has to ask again.
-            drop(in_flight);
+            drop((busy, place));
             this.change_queue(|queue| queue.push_again(again));
         }
     }
@@ -284,11 +295,8 @@ struct Backlog {
 impl Backlog {
     /// Returns the question if it is to be sent at once, in a call of its own.
     fn push(&mut self, waiting: WaitingQuestion) -> Option<Batch> {
-        let is_alone = self.in_flight == 0
-            && self.ready.is_empty()
-            && !self.has_sender
-            && !self.last_was_shared;
-        if is_alone {
+        let is_idle = self.in_flight == 0 && self.ready.is_empty() && !self.has_sender;
+        if is_idle && !self.last_was_shared {
             self.ready.push_back(waiting);
             return self.take_batch();
         }
@@ -361,7 +369,6 @@ impl Backlog {
     }
 
     fn end_call(&mut self, counters: &HashSet<u64>) {
-        self.in_flight -= 1;
         let mut was_awaited = false;
         for counter in counters {
             self.busy.remove(counter);
