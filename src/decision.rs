@@ -103,8 +103,8 @@ struct Details {
     lines: [Option<Decision>; MAX_LIMITS],
     /// Of several lines.
     governing: Option<u8>,
-    /// Of one line.
-    line: Option<LineDetails>,
+    /// Of one line. Boxed, so that an allocator has a fast size for several lines.
+    line: Option<Box<LineDetails>>,
 }
 
 #[derive(Clone)]
@@ -338,7 +338,7 @@ impl Decision {
 
     /// The decision has one line.
     fn line_details(&self) -> Option<&LineDetails> {
-        self.details.as_deref()?.line.as_ref()
+        self.details.as_deref()?.line.as_deref()
     }
 
     pub(crate) fn at(&self, place: usize) -> Option<&Self> {
@@ -356,7 +356,7 @@ impl Decision {
 
     pub(crate) fn map_lines(&self, mut change: impl FnMut(usize, Self) -> Self) -> Self {
         let charged = self.lines().last().map_or(0, |(place, _)| place + 1);
-        let changed = self.lines().map(|(place, of)| (place, change(place, of.clone())));
+        let changed = |place| Some(change(place, self.at(place)?.clone()));
         Self::of_lines(charged, changed).expect("a decision has a line")
     }
 
@@ -365,7 +365,7 @@ impl Decision {
         let new = || {
             let mut standings = [Usage::NONE; Quotas::MAX];
             standings[..MAX_INLINE].copy_from_slice(&self.inline);
-            LineDetails { standings, covered: None, nodes: NonZero::<u32>::MIN }
+            Box::new(LineDetails { standings, covered: None, nodes: NonZero::<u32>::MIN })
         };
         self.details.get_or_insert_default().line.get_or_insert_with(new)
     }

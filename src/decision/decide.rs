@@ -210,7 +210,10 @@ impl Decision {
         let reserves = lines.clone().any(|line| line.ask.reserve);
         let late = fit && reserves && lines.clone().all(fits) && are_too_late(lines.clone());
         let is_peek = lines.clone().any(|line| line.ask.peek);
-        let decided = lines.clone().enumerate().map(|(place, line)| {
+        let charged = lines.len();
+        let mut lines = lines;
+        Self::of_lines(charged, |place| {
+            let line = lines.next()?;
             let fits_beside = !fit && fits(line);
             let late = late || fits_beside && line.ask.reserve && are_too_late(iter::once(line));
             // A late reservation is decided as if it passed, and then undone.
@@ -229,9 +232,9 @@ impl Decision {
                 decision.shared |= line.shared;
                 write(place, decision.granted() > 0, writes);
             }
-            (place, decision)
-        });
-        Self::of_lines(lines.len(), decided).expect("a charge has a line")
+            Some(decision)
+        })
+        .expect("a charge has a line")
     }
 
     /// The refusal of a reservation that one limit would cover only after the end of the window
@@ -274,28 +277,27 @@ impl Decision {
 }
 
 impl Decision {
-    /// The decision of those of a charge's lines that are decided, each with its place. `None` if
-    /// there are none.
+    /// The decision of those of a charge's lines that are decided. `None` if there are none.
     #[inline(always)]
     pub(crate) fn of_lines(
         charged: usize,
-        mut decided: impl Iterator<Item = (usize, Self)>,
+        mut decide: impl FnMut(usize) -> Option<Self>,
     ) -> Option<Self> {
-        let (place, first) = decided.next()?;
         if charged == 1 {
-            return Some(first);
+            return decide(0);
         }
         // Only `default` creates the value in its box; others would be copied there.
         let mut all = Box::<Details>::default();
-        all.lines[place] = Some(first);
-        decided.for_each(|(place, of)| all.lines[place] = Some(of));
-        Some(Self::of_all(all))
+        for (place, line) in all.lines[..charged].iter_mut().enumerate() {
+            *line = decide(place);
+        }
+        Self::of_all(all, charged)
     }
 
-    fn of_all(mut all: Box<Details>) -> Self {
+    fn of_all(mut all: Box<Details>, charged: usize) -> Option<Self> {
         let (mut now, mut verdict, mut local) = (i64::MIN, Verdict::Passed, false);
         let mut governing: Option<(usize, &Self)> = None;
-        for (place, of) in all.lines.iter().enumerate() {
+        for (place, of) in all.lines[..charged].iter().enumerate() {
             let Some(of) = of else { continue };
             // Refused for good prevails, then the latest retry.
             (now, verdict, local) = (now.max(of.now), verdict.max(of.verdict), local | of.local);
@@ -303,10 +305,10 @@ impl Decision {
                 governing = Some((place, of));
             }
         }
-        let (place, line) = governing.expect("there is a line");
-        let line = line.clone();
+        let (place, line) = governing?;
+        let merged = Self { now, verdict, local, details: None, ..*line };
         all.governing = Some(place as u8);
-        Self { now, verdict, local, details: Some(all), ..line }
+        Some(Self { details: Some(all), ..merged })
     }
 
     /// Whether this line refuses for longer or, if both pass, has the smaller part left.

@@ -112,7 +112,7 @@ impl<'de> Deserialize<'de> for KeptReceipt {
         if lines.len() < count || is_twice {
             return Err(D::Error::custom(IMPOSSIBLE));
         }
-        let decision = Decision::of_lines(count, decided.into_iter().enumerate());
+        let decision = Decision::of_lines(count, |place| Some(decided[place].clone()));
         let decision = decision.expect("it has a line");
         Ok(Self(Receipt::new(lines, decision)))
     }

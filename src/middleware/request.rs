@@ -199,6 +199,11 @@ impl LimitedRequest {
     #[inline(always)]
     fn charge(&mut self, parts: &Parts) -> Next {
         match self.rule() {
+            Ok(ruling) if ruling.passed() => {
+                let decision = self.decision(ruling).with_shadow(self.is_shadow());
+                self.decided = Decided::Charged(decision);
+                self.pass_charged(parts)
+            }
             Ok(ruling) => self.decide(parts, Ok(self.decision(ruling))),
             Err(reply) => match reply.into_now() {
                 Ok(answer) => self.decide(parts, answer),
@@ -233,7 +238,6 @@ impl LimitedRequest {
         ruling.into_decision(self.account(&self.first).label())
     }
 
-    #[inline(always)]
     fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
         let shadow = self.is_shadow();
         match answer.map(|decision| decision.with_shadow(shadow)) {

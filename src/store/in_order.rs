@@ -201,9 +201,8 @@ impl Drop for SequentialCharge {
 }
 
 fn merge(decided: &[Option<Decision>]) -> Decision {
-    let lines = decided.iter().enumerate();
-    let lines = lines.filter_map(|(place, decision)| Some((place, decision.clone()?)));
-    Decision::of_lines(decided.len(), lines).expect("a line is decided")
+    let line = |place: usize| decided[place].clone();
+    Decision::of_lines(decided.len(), line).expect("a line is decided")
 }
 
 fn poll_deadline(sleep: &mut Option<Sleep>, cx: &mut Context<'_>) -> Poll<()> {

@@ -346,15 +346,14 @@ impl Caller {
             return Err(Vec::new());
         }
         let mut all_sent = Vec::with_capacity(charge.len());
-        let look = |(place, line)| match self.node.known.look(&line, self.remember) {
-            Ok(refusal) => Some((place, refusal)),
+        let look = |place| match self.node.known.look(&charge.line(place), self.remember) {
+            Ok(refusal) => Some(refusal),
             Err(sent) => {
                 all_sent.push(sent);
                 None
             }
         };
-        let refusals = charge.each().enumerate().filter_map(look);
-        Decision::of_lines(charge.len(), refusals).ok_or(all_sent)
+        Decision::of_lines(charge.len(), look).ok_or(all_sent)
     }
 
     pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {

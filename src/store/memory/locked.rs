@@ -191,10 +191,10 @@ impl<'s, const L: usize> LockedShards<'s, L> {
             let (shard, (slots, _)) = (self.shard_of(i), &running[i]);
             slots.iter().for_each(|slot| shard.take_running(*slot, *cost));
         }
-        let decided = lines.iter().zip(running).map(|((account, cost), (_, usage))| {
-            Decision::all_running(account.label(), now.at, usage, *cost, true)
-        });
-        Decision::of_lines(L, decided.enumerate())
+        Decision::of_lines(lines.len(), |i| {
+            let ((account, cost), (_, usage)) = (&lines[i], running[i]);
+            Some(Decision::all_running(account.label(), now.at, usage, *cost, true))
+        })
     }
 
     #[inline(always)]
@@ -261,11 +261,12 @@ fn refuse_running<const L: usize, const Q: usize>(
     lines: &[ChargeLine<'_>],
     running: &[Running<Q>; L],
 ) -> Decision {
-    let lines = lines.iter().zip(running).map(|((account, cost), (_, usage))| {
+    let decided = Decision::of_lines(lines.len(), |i| {
+        let ((account, cost), (_, usage)) = (&lines[i], &running[i]);
         let fits = usage.iter().all(|of| of.fits(*cost));
         // A line that fits only reports its counts.
         let cost = if fits { 0 } else { *cost };
-        Decision::all_running(account.label(), now.at, *usage, cost, fits)
+        Some(Decision::all_running(account.label(), now.at, *usage, cost, fits))
     });
-    Decision::of_lines(L, lines.enumerate()).expect("a charge has a line")
+    decided.expect("a charge has a line")
 }
