@@ -67,17 +67,11 @@ impl Usage {
         (self.limit as i64 - self.used).max(0) as u64
     }
 
-    /// Returns whether a charge passes in a [running](Window::running) window, whose quota is plain
+    /// Returns the verdict on a charge in a [running](Window::running) window, whose quota is plain
     /// and whose count is not negative.
-    #[inline]
-    pub(crate) fn fits(&self, cost: u64) -> bool {
-        cost <= (self.limit as i64 - self.used).max(0) as u64
-    }
-
-    /// Returns the verdict on such a charge.
     #[inline(always)]
     pub(super) fn verdict(&self, cost: u64) -> Verdict {
-        if self.fits(cost) {
+        if cost <= self.remaining() {
             Verdict::Passed
         } else if cost <= self.limit {
             Verdict::Refused { retry_at: self.end }

@@ -21,21 +21,18 @@ use super::adjust::Adjust;
 use super::charge::Charge;
 use super::charged_quotas::ChargedQuotas;
 use super::reply::{Reply, StoreError};
-use super::sharded::Sharded;
+use super::sharded::{Sharded, shares};
+use crate::clock::Clock;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Quotas, SavedWindows};
-
-// First, since rustdoc shows methods in the order of modules.
-mod creating;
+use crate::sync::unique_number;
 
 mod charging;
 #[cfg(feature = "saved")]
 mod format;
 mod last_refused;
 mod locked;
-#[cfg(feature = "saved")]
-mod saved;
 mod shard;
 mod time;
 
@@ -113,6 +110,60 @@ pub(crate) struct Memory {
 }
 
 impl MemoryStore {
+    /// Creates a store of a million entries.
+    pub fn new() -> Self {
+        Self::with_max_keys(1_000_000)
+    }
+
+    /// Creates a store of `max_keys` entries. A key takes one for each of its quotas.
+    ///
+    /// # Panics
+    /// If `max_keys` is 0.
+    #[track_caller]
+    #[doc(alias = "with_capacity")]
+    pub fn with_max_keys(max_keys: usize) -> Self {
+        assert!(
+            max_keys > 0,
+            "a store of no keys can't count: write MemoryStore::with_max_keys(100_000)"
+        );
+        let (shards, buckets) = shares(max_keys);
+        Self::of(Memory {
+            shards: Sharded::new(shards),
+            buckets,
+            counters: ChargedQuotas::default(),
+            windows: SavedWindows::default(),
+            time: Time::system(),
+            max_keys,
+            number: unique_number(),
+            quiet_until: AtomicU64::new(0),
+            #[cfg(feature = "saved")]
+            error_if_broken: false,
+        })
+    }
+
+    /// Reads the time from another clock, for tests: [`ManualClock`](crate::ManualClock) has an
+    /// example. Counts stay.
+    ///
+    /// # Panics
+    /// If the store was already cloned, because the clones would have another time. If it has a
+    /// file: set the clock first.
+    #[must_use]
+    #[track_caller]
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        let memory = Arc::get_mut(&mut self.memory);
+        let memory = memory.expect("a store's clock is set before the store is cloned or saved");
+        memory.time = Time::Other(Box::new(clock));
+        self
+    }
+
+    fn of(memory: Memory) -> Self {
+        Self {
+            memory: Arc::new(memory),
+            #[cfg(feature = "saved")]
+            saver: None,
+        }
+    }
+
     /// Returns the most bytes that the counters can take: with all shards at their largest size,
     /// and one still with its old table. (If several threads double a shard at the same instant, 69
     /// kB more for each.)
@@ -278,3 +329,7 @@ impl fmt::Debug for MemoryStore {
         f.debug_struct("MemoryStore").field("max_bytes", &self.max_bytes()).finish_non_exhaustive()
     }
 }
+
+// Last, since rustdoc shows methods in the order of modules.
+#[cfg(feature = "saved")]
+mod saved;

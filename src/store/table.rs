@@ -132,20 +132,6 @@ impl<P: Copy + Default> Table<P> {
         }
     }
 
-    /// Returns the entry of a fingerprint, which may have expired, with its place.
-    #[inline(always)]
-    pub(super) fn placed(&self, fingerprint: u64) -> Option<(Slot, Entry<P>)> {
-        let ([first_bucket, _], first_way) = self.choices(fingerprint);
-        let first = self.buckets[first_bucket][first_way];
-        // Most entries are there.
-        if first.fingerprint == fingerprint {
-            Some((Slot { index: first_bucket * WAYS + first_way, fingerprint }, first))
-        } else {
-            let slot = self.search(fingerprint).map(|index| Slot { index, fingerprint });
-            slot.map(|slot| (slot, self.get(slot)))
-        }
-    }
-
     #[inline(never)]
     fn search(&self, fingerprint: u64) -> Option<usize> {
         self.position(fingerprint, |_| false)

@@ -7,7 +7,7 @@ use super::super::sharded::Sharded;
 use super::super::table::Slot;
 use super::charging::Found;
 use super::last_refused::LastRefused;
-use super::shard::{CountedIn, Home, Shard, Sought};
+use super::shard::{CountedIn, Home, Shard};
 use super::time::{Reading, Time};
 use crate::decision::{Decision, MAX_LIMITS, Ruling, Usage};
 use crate::quota::{Quota, SavedWindows};
@@ -182,7 +182,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
             running[i] = self.running::<Q>(now, i, &lines[i])?;
         }
         let fit = |((_, cost), (_, usage)): (&ChargeLine<'_>, &Running<Q>)| {
-            usage.iter().all(|usage| usage.fits(*cost))
+            usage.iter().all(|usage| *cost <= usage.remaining())
         };
         if !lines.iter().zip(&running).all(fit) {
             return Some(refuse_running(now, lines, &running));
@@ -238,8 +238,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
                 let shard = self.shard_of(line);
                 let windows = account.windows(|i, quota| {
                     let others = &places.as_flattened()[first * Q..at * Q + i];
-                    let sought = Sought { account: &account, quota, home: &home, saved };
-                    let (place, window) = shard.locate(now, &sought, others);
+                    let (place, window) = shard.locate(now, &account, quota, &home, saved, others);
                     places[at][i] = place;
                     window
                 });
@@ -263,7 +262,7 @@ fn refuse_running<const L: usize, const Q: usize>(
 ) -> Decision {
     let decided = Decision::of_lines(lines.len(), |i| {
         let ((account, cost), (_, usage)) = (&lines[i], &running[i]);
-        let fits = usage.iter().all(|of| of.fits(*cost));
+        let fits = usage.iter().all(|of| *cost <= of.remaining());
         // A line that fits only reports its counts.
         let cost = if fits { 0 } else { *cost };
         Some(Decision::all_running(account.label(), now.at, *usage, cost, fits))

@@ -83,14 +83,6 @@ impl Home {
     }
 }
 
-/// A quota of a key, in whose entry a call looks.
-pub(super) struct Sought<'s, 'a> {
-    pub(super) account: &'s Account<'a>,
-    pub(super) quota: &'a Quota,
-    pub(super) home: &'s Home,
-    pub(super) saved: &'s SavedWindows,
-}
-
 pub(super) fn max_bytes(shards: usize, buckets: usize) -> usize {
     let all = (buckets + overflow(buckets)).saturating_mul(shards);
     // One table may be doubling, and holds its old buckets until that is done.
@@ -174,10 +166,12 @@ impl Shard {
     pub(super) fn locate<'a>(
         &mut self,
         now: i64,
-        sought: &Sought<'_, 'a>,
+        account: &Account<'a>,
+        quota: &'a Quota,
+        home: &Home,
+        saved: &SavedWindows,
         others: &[CountedIn],
     ) -> (CountedIn, Window<'a>) {
-        let Sought { account, quota, home, saved } = *sought;
         let taken = |slot: &Slot| {
             others.iter().any(|other| match other {
                 CountedIn::Own(other) | CountedIn::Free(other) | CountedIn::Inheriting(other) => {
@@ -207,31 +201,29 @@ impl Shard {
             Some(slot) if now >= self.overflow_until => {
                 (CountedIn::Free(slot), account.window(now, quota, None))
             }
-            free => self.locate_elsewhere(now, sought, free, others),
+            Some(slot) => self.locate_shared(now, account, quota, home, Some(slot), others),
+            None if others.is_empty() && self.grow(now) => {
+                self.locate(now, account, quota, home, saved, others)
+            }
+            // Growing would move the others' entries: `grows_for` locates all again.
+            None if self.table.may_grow() => (CountedIn::None, account.window(now, quota, None)),
+            None if self.pull_back_around(home.fingerprint(quota), now) => {
+                self.locate(now, account, quota, home, saved, others)
+            }
+            None => self.locate_shared(now, account, quota, home, None, others),
         }
     }
 
     #[cold]
-    fn locate_elsewhere<'a>(
-        &mut self,
+    fn locate_shared<'a>(
+        &self,
         now: i64,
-        sought: &Sought<'_, 'a>,
+        account: &Account<'a>,
+        quota: &'a Quota,
+        home: &Home,
         free: Option<Slot>,
         others: &[CountedIn],
     ) -> (CountedIn, Window<'a>) {
-        let Sought { account, quota, home, .. } = *sought;
-        if free.is_none() {
-            if others.is_empty() && self.grow(now) {
-                return self.locate(now, sought, others);
-            }
-            if self.table.may_grow() {
-                // Growing would move the others' entries: `grows_for` locates all again.
-                return (CountedIn::None, account.window(now, quota, None));
-            }
-            if self.pull_back_around(home.fingerprint(quota), now) {
-                return self.locate(now, sought, others);
-            }
-        }
         let taken = |slot: &Slot| {
             others.iter().any(|other| matches!(other, CountedIn::Shared(s, _) if s.is(slot)))
         };
@@ -417,8 +409,8 @@ impl Shard {
         if !quota.is_plain() {
             return None;
         }
-        let (slot, entry) = self.table.placed(home.fingerprint(quota))?;
-        let window = Window::running(now.at, now.latest, state(entry), quota)?;
+        let slot = self.table.entry(home.fingerprint(quota), |_| false)?;
+        let window = Window::running(now.at, now.latest, state(self.table.get(slot)), quota)?;
         Some((slot, Usage::from_window(&window)))
     }
 
