@@ -24,7 +24,7 @@ pub(super) struct ChargedQuotas {
     marks: [AtomicU64; MARKS],
     /// Names of scopes and windows may be chosen for equal marks.
     secrets: [u64; 2],
-    noted: Mutex<NotedScopes>,
+    pub(super) noted: Mutex<NotedScopes>,
 }
 
 #[derive(Clone, Default)]
@@ -40,12 +40,6 @@ pub(super) struct NotedScope {
     pub(super) quotas: Vec<Quota>,
     /// Further ones were not noted.
     pub(super) others: bool,
-}
-
-impl Default for ChargedQuotas {
-    fn default() -> Self {
-        NotedScopes::default().into()
-    }
 }
 
 impl ChargedQuotas {
@@ -103,13 +97,6 @@ impl NotedScopes {
         scope.quotas.push(*quota);
         self.count += 1;
         true
-    }
-}
-
-#[cfg(feature = "saved")]
-impl ChargedQuotas {
-    pub(super) fn all(&self) -> NotedScopes {
-        sync::lock(&self.noted).clone()
     }
 }
 

@@ -19,7 +19,7 @@ use super::Store;
 use super::account::{Account, Scope};
 use super::adjust::Adjust;
 use super::charge::Charge;
-use super::charged_quotas::ChargedQuotas;
+use super::charged_quotas::{ChargedQuotas, NotedScopes};
 use super::reply::{Reply, StoreError};
 use super::sharded::{Sharded, shares};
 use crate::clock::Clock;
@@ -130,7 +130,7 @@ impl MemoryStore {
         Self::of(Memory {
             shards: Sharded::new(shards),
             buckets,
-            counters: ChargedQuotas::default(),
+            counters: NotedScopes::default().into(),
             windows: SavedWindows::default(),
             time: Time::system(),
             max_keys,

@@ -30,25 +30,15 @@ use super::Memory;
 use super::locked::LockedShard;
 use super::shard::{Count, Shard};
 use crate::quota::{Anchor, Calendar, FNV_1A, Quota, SavedWindows, Span, fnv_1a};
+use crate::sync;
 use crate::window::MAX;
 
 const MAGIC: [u8; 8] = *b"tfwcount";
 const VERSION: u32 = 2;
-/// Buckets that are copied under a lock: few, so that a waiting charge spins and does not sleep.
-const STEP: usize = 4;
 const CHUNK: usize = 1 << 16;
 
-pub(super) struct Saved {
-    pub(super) shards: Sharded<LockedShard>,
-    pub(super) buckets: usize,
-    pub(super) counters: ChargedQuotas,
-    pub(super) windows: SavedWindows,
-    pub(super) seeds: Seeds,
-    pub(super) at: i64,
-}
-
-/// A charge waits for at most the copy of a few buckets. Returns the checksum of all but the time,
-/// which comes last.
+/// A charge waits for at most the copy of a shard. Returns the checksum of all but the time, which
+/// comes last.
 pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::Result<u64> {
     let now = memory.time.now().at;
     let mut sum = FNV_1A;
@@ -67,17 +57,18 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
         bytes.extend(number.to_le_bytes());
     }
     let mut starts = None;
+    let mut copies = [Vec::new(), Vec::new()];
     for shard in 0..memory.shards.count {
-        for table in 0..2 {
-            write_table(memory, shard, table, now, &mut starts, &mut bytes);
-        }
-        // After the tables, so that no copied entry is of a later time.
-        let times = memory.shards.at(shard).lock().times();
+        let shard = memory.shards.at(shard).lock();
+        copies.iter_mut().zip(shard.buckets()).for_each(|(copy, table)| table.clone_into(copy));
+        let times = shard.times();
+        drop(shard);
+        copies.iter().for_each(|table| write_table(table, now, &mut starts, &mut bytes));
         times.iter().for_each(|time| bytes.extend(time.to_le_bytes()));
         flush(&mut bytes)?;
     }
     // After the entries, so that each copied entry's counter is among these.
-    let counters = memory.counters.all();
+    let counters = sync::lock(&memory.counters.noted).clone();
     write_counters(&counters, &mut bytes);
     write_windows(&counters, &memory.windows, (starts, now), &mut bytes);
     let content = flush(&mut bytes)?;
@@ -90,49 +81,19 @@ pub(super) fn write(memory: &Memory, seeds: Seeds, out: &mut impl Write) -> io::
 /// The earliest and the latest start of a window, if there is any.
 type Starts = Option<(i64, i64)>;
 
-fn write_table(
-    memory: &Memory,
-    shard: usize,
-    table: usize,
-    now: i64,
-    starts: &mut Starts,
-    bytes: &mut Vec<u8>,
-) {
-    let begin = bytes.len();
-    let mut copy = Vec::with_capacity(STEP);
-    let (mut from, mut size) = (0, None);
-    loop {
-        let shard = memory.shards.at(shard).lock();
-        let buckets = shard.buckets()[table];
-        if size != Some(buckets.len()) {
-            // Before the first step, or since the table has grown.
-            bytes.truncate(begin);
-            bytes.extend((buckets.len() as u32).to_le_bytes());
-            (from, size) = (0, Some(buckets.len()));
+fn write_table(table: &[Bucket<Count>], now: i64, starts: &mut Starts, bytes: &mut Vec<u8>) {
+    bytes.extend((table.len() as u32).to_le_bytes());
+    for bucket in table {
+        let running = |(way, entry): (usize, &Entry<Count>)| u16::from(entry.until > now) << way;
+        let running = bucket.iter().enumerate().map(running).fold(0, |all, one| all | one);
+        bytes.extend(running.to_le_bytes());
+        for entry in bucket.iter().filter(|entry| entry.until > now) {
+            let Entry { fingerprint, until, payload: Count { start, used } } = *entry;
+            let (first, last) = starts.unwrap_or((start, start));
+            *starts = Some((first.min(start), last.max(start)));
+            bytes.extend(fingerprint.to_le_bytes());
+            [until, start, used].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
         }
-        let to = buckets.len().min(from + STEP);
-        copy.clear();
-        copy.extend_from_slice(&buckets[from..to]);
-        let done = to == buckets.len();
-        drop(shard);
-        copy.iter().for_each(|bucket| write_bucket(bucket, now, starts, bytes));
-        if done {
-            return;
-        }
-        from = to;
-    }
-}
-
-fn write_bucket(bucket: &Bucket<Count>, now: i64, starts: &mut Starts, bytes: &mut Vec<u8>) {
-    let running = |(way, entry): (usize, &Entry<Count>)| u16::from(entry.until > now) << way;
-    let running = bucket.iter().enumerate().map(running).fold(0, |all, one| all | one);
-    bytes.extend(running.to_le_bytes());
-    for entry in bucket.iter().filter(|entry| entry.until > now) {
-        let Entry { fingerprint, until, payload: Count { start, used } } = *entry;
-        let (first, last) = starts.unwrap_or((start, start));
-        *starts = Some((first.min(start), last.max(start)));
-        bytes.extend(fingerprint.to_le_bytes());
-        [until, start, used].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
     }
 }
 
@@ -161,11 +122,10 @@ fn write_windows(
 ) {
     let mut calendars: Vec<(&Quota, Calendar)> = Vec::new();
     for quota in counters.scopes.values().flat_map(|scope| &scope.quotas) {
-        match quota.anchor {
-            Anchor::Calendar(of) if calendars.iter().all(|(_, other)| *other != of) => {
-                calendars.push((quota, of));
-            }
-            _ => {}
+        if let Anchor::Calendar(of) = quota.anchor
+            && calendars.iter().all(|(_, other)| *other != of)
+        {
+            calendars.push((quota, of));
         }
     }
     bytes.extend((calendars.len() as u32).to_le_bytes());
@@ -184,7 +144,8 @@ fn broken(reason: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, reason.into())
 }
 
-pub(super) fn read(bytes: &[u8], max_keys: usize, now: i64) -> io::Result<Saved> {
+/// Fills the memory, if the file is whole. Returns the seeds, and when it was saved.
+pub(super) fn read(bytes: &[u8], memory: &mut Memory, now: i64) -> io::Result<(Seeds, i64)> {
     let Some((bytes, sum)) = bytes.split_last_chunk().filter(|(bytes, _)| !bytes.is_empty()) else {
         return Err(broken("it is cut short"));
     };
@@ -205,7 +166,7 @@ pub(super) fn read(bytes: &[u8], max_keys: usize, now: i64) -> io::Result<Saved>
     if input.u64()? != seeds.probe() {
         return Err(broken("another version of this crate, which hashes keys otherwise, wrote it"));
     }
-    let max_buckets = share(max_keys, count);
+    let max_buckets = share(memory.max_keys, count);
     let mut shards = Vec::new();
     for _ in 0..count {
         let (own, overflow) = (input.buckets(now)?, input.buckets(now)?);
@@ -219,8 +180,9 @@ pub(super) fn read(bytes: &[u8], max_keys: usize, now: i64) -> io::Result<Saved>
     if !input.0.is_empty() {
         return Err(broken("it ends too late"));
     }
-    let shards = shards.into_iter().map(LockedShard::from).collect();
-    Ok(Saved { shards: Sharded::restored(shards, seeds), buckets, counters, windows, seeds, at })
+    memory.shards = Sharded::seeded(shards.into_iter().map(LockedShard::from), seeds);
+    (memory.buckets, memory.counters, memory.windows) = (buckets, counters, windows);
+    Ok((seeds, at))
 }
 
 fn too_early() -> io::Error {
@@ -244,12 +206,8 @@ impl Input<'_> {
         self.bytes().map(u64::from_le_bytes)
     }
 
-    fn i64(&mut self) -> io::Result<i64> {
-        self.bytes().map(i64::from_le_bytes)
-    }
-
     fn number(&mut self) -> io::Result<i64> {
-        let number = self.i64()?;
+        let number = self.bytes().map(i64::from_le_bytes)?;
         let is_possible = (-MAX..=MAX).contains(&number);
         is_possible.then_some(number).ok_or_else(|| broken("a number in it is not possible"))
     }

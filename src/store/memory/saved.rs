@@ -10,25 +10,26 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::super::sharded::Sharded;
 use super::super::sharded::seeds::Seeds;
-use super::format::{self, Saved};
+use super::format;
+use super::locked::LockedShard;
 use super::{Memory, MemoryStore};
 use crate::observe::{self, Saves};
 use crate::sync::unique_number;
 
-fn load(file: &LockedFile, memory: &Memory) -> io::Result<Option<Saved>> {
+fn load(file: &LockedFile, memory: &mut Memory) -> io::Result<Option<Seeds>> {
     let Some(bytes) = file.read()? else { return Ok(None) };
     let (name, now) = (file.path.display(), memory.time.now().at);
-    let saved = format::read(&bytes, memory.max_keys, now)
+    let (seeds, at) = format::read(&bytes, memory, now)
         .map_err(|error| io::Error::new(error.kind(), format!("can't use {name}: {error}")))?;
-    observe::counts_loaded(&name, bytes.len() as u64, now.saturating_sub(saved.at));
-    Ok(Some(saved))
+    observe::counts_loaded(&name, bytes.len() as u64, now.saturating_sub(at));
+    Ok(Some(seeds))
 }
 
 impl MemoryStore {
@@ -85,7 +86,7 @@ impl MemoryStore {
     /// If the store was cloned, or has a file already.
     #[track_caller]
     pub fn saved_to(self, path: impl Into<PathBuf>, every: Duration) -> io::Result<Self> {
-        let Some(memory) = Arc::into_inner(self.memory) else {
+        let Some(mut memory) = Arc::into_inner(self.memory) else {
             panic!("a store gets its file before it is cloned: write MemoryStore::open(..)")
         };
         if every.is_zero() {
@@ -94,7 +95,7 @@ impl MemoryStore {
         }
         let mut file = LockedFile::lock(&path.into())?;
         let name = file.path.display().to_string();
-        let found = match load(&file, &memory) {
+        let found = match load(&file, &mut memory) {
             Err(reason) if reason.kind() == ErrorKind::InvalidData && !memory.error_if_broken => {
                 let aside = file.set_aside()?;
                 observe::counts_broken(&reason, &aside.display());
@@ -103,17 +104,13 @@ impl MemoryStore {
             found => found?,
         };
         // Receipts of what was counted before are another store's.
-        let number = unique_number();
-        let (memory, seeds) = match found {
-            Some(Saved { shards, buckets, counters, windows, seeds, .. }) => {
-                (Memory { number, shards, buckets, counters, windows, ..memory }, seeds)
-            }
-            None => {
-                let seeds = Seeds::random();
-                let shards = Sharded::seeded(memory.shards.count, seeds);
-                (Memory { number, shards, ..memory }, seeds)
-            }
-        };
+        memory.number = unique_number();
+        let seeds = found.unwrap_or_else(|| {
+            let seeds = Seeds::random();
+            let empty = (0..memory.shards.count).map(|_| LockedShard::default());
+            memory.shards = Sharded::seeded(empty, seeds);
+            seeds
+        });
         let mut store = Self::of(memory);
         let memory = Arc::clone(&store.memory);
         let save = move || file.replace(|out| format::write(&memory, seeds, out));
@@ -154,7 +151,8 @@ impl MemoryStore {
 }
 
 pub(super) struct Saver {
-    thread: Mutex<Option<(Sender<Request>, JoinHandle<()>)>>,
+    requests: Option<Sender<Request>>,
+    thread: Option<JoinHandle<()>>,
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(super) saves: Arc<Saves>,
 }
@@ -195,7 +193,7 @@ impl Saver {
             saved.map(drop)
         };
         let (requests, received) = mpsc::channel::<Request>();
-        let ended = thread::Builder::new().name("tfw-counts".into()).spawn(move || {
+        let thread = thread::Builder::new().name("tfw-counts".into()).spawn(move || {
             loop {
                 match received.recv_timeout(every) {
                     Ok(request) => _ = request.send(save()),
@@ -207,26 +205,21 @@ impl Saver {
                 }
             }
         })?;
-        Ok(Self { thread: Mutex::new(Some((requests, ended))), saves })
+        Ok(Self { requests: Some(requests), thread: Some(thread), saves })
     }
 
     fn save(&self) -> io::Result<()> {
         let (request, saved) = mpsc::channel();
-        if let Some((requests, _)) = &*self.thread.lock().unwrap_or_else(PoisonError::into_inner) {
-            // If this fails, nothing can be received.
-            let _ = requests.send(request);
-        }
+        // If this fails, nothing can be received.
+        let _ = self.requests.as_ref().map(|requests| requests.send(request));
         saved.recv().unwrap_or_else(|_| Err(io::Error::other("the thread that saves is gone")))
     }
 }
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((requests, ended)) = thread {
-            drop(requests);
-            let _ = ended.join();
-        }
+        drop(self.requests.take());
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

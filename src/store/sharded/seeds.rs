@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
@@ -64,13 +64,9 @@ impl Seeds {
 }
 
 impl<S: Default> Sharded<S> {
-    pub(in crate::store) fn restored(shards: Vec<S>, seeds: Seeds) -> Self {
+    pub(in crate::store) fn seeded(shards: impl Iterator<Item = S>, seeds: Seeds) -> Self {
+        let shards: Box<[_]> = shards.map(Aligned).collect();
         let count = shards.len();
-        let shards: Box<[_]> = shards.into_iter().map(Aligned).collect();
         Self::hashed_by(seeds.hasher(), shards.into(), count)
-    }
-
-    pub(in crate::store) fn seeded(count: usize, seeds: Seeds) -> Self {
-        Self::hashed_by(seeds.hasher(), OnceLock::new(), count)
     }
 }
