@@ -68,48 +68,69 @@ impl<'a> Window<'a> {
     /// others ignore it.
     #[inline(always)]
     pub(crate) fn at(now: i64, state: Option<State>, quota: &'a Quota, shift: u64) -> Self {
-        if let Anchor::Calendar(calendar) = quota.anchor {
-            return Self::on_calendar(now, state, quota, calendar);
-        }
-        let length = quota.window as i64;
-        let least = least_used(quota);
-        let Some(state) = state.filter(|state| now < state.until) else {
-            return Self::on_grid(now, quota, shift);
-        };
-        // If the clock stepped back by less than a window, the stored window still runs (S4).
-        if now.saturating_sub(state.start).abs() < length {
-            return Self {
-                quota,
-                start: state.start,
-                end: end(state.start, quota),
-                used: state.used.max(least),
-                until: StateEnd::At(state.until),
-            };
-        }
-        if now < state.start {
-            // If by more, the state moves along and keeps its count (S4).
-            let start = grid(now, quota, shift);
+        let mut new = Self::new(now, quota, shift);
+        let Some(state) = state else { return new };
+        let used = state.used.max(new.used);
+        let stored = Self { used, until: StateEnd::At(state.until), ..new };
+        // By the windows of the state, where the time is, how many have passed, and how many it lasts.
+        let (stored, here, passed, lasts) = if let Anchor::Calendar(calendar) = quota.anchor {
+            // Most counts are of the window that runs by this zone data, too.
+            if state.start == new.start && [0, new.end].contains(&state.end) && now < state.until {
+                return stored;
+            }
+            let found = stored.find_on(calendar, now, state, new);
+            new = found.1;
+            found
+        } else {
+            let stored = Self { start: state.start, end: end(state.start, quota), ..stored };
+            let passed = now.saturating_sub(state.start).div_euclid(quota.window as i64);
+            let start = state.start + passed * quota.window as i64;
             // For whole windows, even if the last instant has cut one short.
-            let lasts = ((state.until - state.start) as u64).next_multiple_of(quota.window);
-            return Self {
-                quota,
-                start,
-                end: end(start, quota),
-                used: state.used.max(least),
-                until: StateEnd::Moved(start.saturating_add(lasts as i64).min(MAX)),
-            };
+            let lasts = ((state.until - state.start) as u64).div_ceil(quota.window) as i64;
+            (stored, Self { start, end: end(start, quota), ..new }, passed, lasts)
+        };
+        if now < stored.end.min(state.until) {
+            // If the clock stepped back by less than a window, the stored window still runs (S4).
+            if passed >= 0 || passed == -1 && now > here.start {
+                return stored;
+            }
+            // If by more, the state moves along and keeps its count, for as many windows (S4).
+            return Self { used, until: StateEnd::Moved(new.after(lasts)), ..new };
         }
-        let passed = (now - state.start) / length;
-        let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
-        if used <= least {
-            // The count is spent before `until`, because the limit was raised meanwhile (S5).
-            return Self::on_grid(now, quota, shift);
+        let used = state.used.saturating_sub(limit(quota).saturating_mul(passed.max(1)));
+        // The count may be spent before `until`, because the limit was raised meanwhile (S5).
+        if now >= state.until || passed >= lasts || used <= new.used {
+            return new;
         }
-        let start = state.start + passed * length;
-        let until = StateEnd::At(state.until);
-        let mut window = Self { quota, start, end: end(start, quota), used, until };
-        window.used = window.counted();
-        window
+        let window = Self { used, until: stored.until, ..here };
+        Self { used: window.counted(), ..window }
+    }
+
+    /// The window of a state on a calendar, the one that runs, how many have passed, and how many the
+    /// state lasts. Takes copies, as do all functions that are called seldom: a window that is never
+    /// pointed to stays in registers.
+    #[inline(never)]
+    fn find_on(
+        self,
+        calendar: Calendar,
+        now: i64,
+        state: State,
+        mut new: Self,
+    ) -> (Self, Self, i64, i64) {
+        let (number, start, end) = if state.end > state.start {
+            (calendar.number_from(state.start), state.start, state.end)
+        } else {
+            // An entry that keys share begins with a charge.
+            let number = calendar.number(state.start);
+            (number, calendar.start_of(number), calendar.start_of(number + 1))
+        };
+        let stored = Self { start, end, ..self };
+        let passed = calendar.number(now) - number;
+        if passed == 0 && now >= end.min(state.until) {
+            // By this zone data the window that has ended would still run.
+            (new.start, new.end) = (end, calendar.start_of(number + 2));
+        }
+        (stored, new, passed, stored.left().unwrap_or(1))
     }
 
     /// [`at`](Self::at) in the usual case, in less time: a [plain](Quota::is_plain) quota whose
@@ -136,59 +157,14 @@ impl<'a> Window<'a> {
     }
 
     fn new(now: i64, quota: &'a Quota, shift: u64) -> Self {
-        match quota.anchor {
-            Anchor::Calendar(calendar) => {
-                let Span { start, end } = calendar.around(now);
-                Self { quota, start, end, used: least_used(quota), until: StateEnd::New }
-            }
-            _ => Self::on_grid(now, quota, shift),
-        }
-    }
-
-    fn on_grid(now: i64, quota: &'a Quota, shift: u64) -> Self {
-        let start = grid(now, quota, shift);
-        Self { quota, start, end: end(start, quota), used: least_used(quota), until: StateEnd::New }
-    }
-
-    #[inline(never)]
-    fn on_calendar(now: i64, state: Option<State>, quota: &'a Quota, calendar: Calendar) -> Self {
-        let mut new = Self::new(now, quota, 0);
-        let Some(state) = state else { return new };
-        let used = state.used.max(new.used);
-        let running = Self { used, until: StateEnd::At(state.until), ..new };
-        // Most counts are of the window that runs by this zone data, too.
-        if state.start == new.start && [0, new.end].contains(&state.end) && now < state.until {
-            return running;
-        }
-        let (number, start, end) = match state.end > state.start {
-            true => (calendar.number_from(state.start), state.start, state.end),
-            // An entry that keys share begins with a charge.
-            false => {
-                let number = calendar.number(state.start);
-                (number, calendar.start_of(number), calendar.start_of(number + 1))
+        let Span { start, end } = match quota.anchor {
+            Anchor::Calendar(calendar) => calendar.around(now),
+            _ => {
+                let start = grid(now, quota, shift);
+                Span { start, end: end(start, quota) }
             }
         };
-        let running = Self { start, end, ..running };
-        let (lasts, passed) = (running.left().unwrap_or(1), calendar.number(now) - number);
-        if now < end.min(state.until) {
-            // If the clock stepped back by less than a window, the stored window still runs (S4).
-            if passed >= 0 || passed == -1 && now > new.start {
-                return running;
-            }
-            // The state lasts as many windows as before (S4).
-            return Self { used, until: StateEnd::Moved(new.after(lasts)), ..new };
-        }
-        if passed == 0 {
-            // By this zone data the window that has ended would still run.
-            (new.start, new.end) = (end, calendar.start_of(number + 2));
-        }
-        let passed = passed.max(1);
-        let used = state.used.saturating_sub(limit(quota).saturating_mul(passed));
-        if now >= state.until || passed >= lasts || used <= new.used {
-            return new;
-        }
-        let window = Self { used, until: running.until, ..new };
-        Self { used: window.counted(), ..window }
+        Self { quota, start, end, used: least_used(quota), until: StateEnd::New }
     }
 
     pub(crate) fn known(quota: &'a Quota, Span { start, end }: Span, used: i64) -> Self {
@@ -303,8 +279,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// All other counts. Functions that are called seldom take a copy: a window that is never
-    /// pointed to stays in registers.
+    /// All other counts.
     #[inline(never)]
     fn end_after_windows(self, added: i64) -> i64 {
         let quota = self.quota;
