@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use super::FIRST_DAY;
-use super::zone::{RecentWindows, Zone};
+use super::zone::Zone;
 
 const DAY: i64 = super::DAY_MS as i64;
 /// The last instant (S11).
@@ -347,14 +347,12 @@ impl Period {
     }
 
     const fn index(self) -> usize {
-        let kind = match self {
+        match self {
             Self::Day => 0,
             Self::Week(first) => 1 + first as usize,
             Self::Month(day) => 7 + day as usize,
             Self::Year(month, day) => 38 + (month as usize - 1) * 31 + day as usize,
-        };
-        debug_assert!(kind < RecentWindows::KINDS);
-        kind
+        }
     }
 
     /// Periods are counted from 1970, days from the epoch.

@@ -18,7 +18,7 @@ use super::Quota;
 /// assert_eq!(quotas.into_iter().map(Quota::limit).collect::<Vec<_>>(), [33, 2_000]);
 /// # Ok::<_, tower_fixed_window::ParseQuotaError>(())
 /// ```
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Quotas {
     // Slots from `len` on repeat the first quota, so that each slot has one.
     quotas: [Quota; Quotas::MAX],
@@ -167,14 +167,6 @@ impl<'a> IntoIterator for &'a Quotas {
         self.iter()
     }
 }
-
-impl PartialEq for Quotas {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_slice() == other.as_slice()
-    }
-}
-
-impl Eq for Quotas {}
 
 impl fmt::Debug for Quotas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -21,11 +21,6 @@ use super::{FNV_1A, fnv_1a};
 const DAY: i64 = super::DAY_MS as i64;
 /// More than any clock is away from UTC.
 const MAX_OFFSET: i64 = 26 * 3_600_000;
-/// The Gregorian calendar repeats after 400 years, and so do the rules of zones outside of the
-/// years for which single changes are known.
-const CYCLE: i64 = 146_097 * DAY;
-/// Instants this close to the epoch, some 8,000 years, are looked up directly.
-const NEAR: i64 = 20 * CYCLE;
 /// The end of the search for skipped days, in 2100. Later changes repeat the rules of until then.
 const SKIPPED_UNTIL: i64 = 4_102_444_800_000;
 
@@ -98,15 +93,12 @@ impl Zone {
 
     /// What the zone's clock shows at an instant, as an instant of UTC.
     pub(super) fn clock_at(self, at: i64) -> i64 {
-        let Some(zone) = self.0 else { return at };
-        at + offset_at(&zone.rules, at - whole_cycles(at))
+        at + self.0.map_or(0, |zone| offset_at(&zone.rules, at))
     }
 
     /// The first instant at which the zone's clock shows this or a later time.
     pub(super) fn first_instant(self, clock: i64) -> i64 {
-        let Some(zone) = self.0 else { return clock };
-        let cycles = whole_cycles(clock);
-        first_instant(&zone.rules, clock - cycles) + cycles
+        self.0.map_or(clock, |zone| first_instant(&zone.rules, clock))
     }
 
     pub(super) fn skipped_days(self) -> &'static [i64] {
@@ -123,12 +115,6 @@ fn zone_id(name: &str) -> u64 {
     (fnv_1a(FNV_1A, name.bytes()) >> 24) + 1
 }
 
-/// By how much, in whole cycles, an instant is moved so that the database knows its rules.
-fn whole_cycles(at: i64) -> i64 {
-    let beyond = (at.abs() - NEAR).max(0) as u64;
-    at.signum() * beyond.div_ceil(CYCLE as u64) as i64 * CYCLE
-}
-
 fn first_instant(rules: &TimeZone, clock: i64) -> i64 {
     let mut from = clock - MAX_OFFSET;
     let mut offset = offset_at(rules, from);
@@ -142,10 +128,10 @@ fn first_instant(rules: &TimeZone, clock: i64) -> i64 {
 }
 
 fn find_skipped_days(rules: &TimeZone) -> Vec<i64> {
-    let start = -NEAR;
-    let mut offset = offset_at(rules, start);
+    let mut offset = offset_at(rules, i64::MIN);
     let mut skipped = Vec::new();
-    for (change, next) in changes(rules, start).take_while(|(change, _)| *change < SKIPPED_UNTIL) {
+    for (change, next) in changes(rules, i64::MIN).take_while(|(change, _)| *change < SKIPPED_UNTIL)
+    {
         let days = [offset, next].map(|offset| (change + offset).div_euclid(DAY));
         let begins = |day: i64| first_instant(rules, day * DAY);
         let is_skipped = |day: &i64| begins(*day) == begins(day + 1);
@@ -249,7 +235,7 @@ fn changes(rules: &TimeZone, _: i64) -> std::iter::Empty<(i64, i64)> {
     match *rules {}
 }
 
-/// Converts an instant. One outside of jiff's years, which callers don't pass, is cut to these.
+/// Converts an instant. One outside of jiff's years has the offset of their first or last instant.
 #[cfg(feature = "time-zones")]
 fn timestamp(at: i64) -> jiff::Timestamp {
     use jiff::Timestamp;
