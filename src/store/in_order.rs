@@ -2,14 +2,13 @@
 //! one deadline. Tokens are returned when a line refuses, and when the request is dropped.
 
 use std::future::{Future, poll_fn};
-use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::Store;
 use super::charge::{Charge, OwnedCharge};
-use super::reply::{Reply, StoreError};
+use super::reply::{Fault, Reply, StoreError};
 use crate::decision::Decision;
 use crate::sync::{Instant, Sleep};
 
@@ -17,25 +16,23 @@ use crate::sync::{Instant, Sleep};
 pub(super) fn charge_lines(store: &Arc<dyn Store>, charge: Charge<'_>) -> Reply<Decision> {
     let in_order = |store, charge| async move { SequentialCharge::new(store, charge).run().await };
     if !store.charges_together() {
-        let known = store.remote().and_then(|remote| remote.caller.known_refusal(charge));
+        let known = store.remote().and_then(|remote| remote.caller.look_up(&charge).ok());
         if let Some(refusal) = known {
             return Reply::now(refusal);
         }
         return Reply::later(in_order(Arc::clone(store), charge.to_owned()));
     }
     let reply = store.charge(charge);
-    let (store, charge) = match reply.as_now() {
-        Some(Err(error)) if error.is_apart() => {
-            return Reply::later(in_order(Arc::clone(store), charge.to_owned()));
-        }
-        Some(_) => return reply,
-        None => (Arc::clone(store), charge.to_owned()),
+    let is_apart = |answer: &Result<_, StoreError>| {
+        answer.as_ref().is_err_and(|error| error.fault == Fault::Apart)
     };
+    if reply.as_now().is_some_and(|answer| !is_apart(answer)) {
+        return reply;
+    }
+    let (store, charge) = (Arc::clone(store), charge.to_owned());
     Reply::later(async move {
-        match reply.await {
-            Err(error) if error.is_apart() => in_order(store, charge).await,
-            answer => answer,
-        }
+        let answer = reply.await;
+        if is_apart(&answer) { in_order(store, charge).await } else { answer }
     })
 }
 
@@ -107,17 +104,11 @@ impl SequentialCharge {
             return self.stand_in(next).await;
         }
         let mut sleep = ends.and_then(Sleep::until);
-        let mut reply = self.store.charge(next);
         // A reply is sent with its first poll. From then on, a drop has to return its tokens.
-        let in_flight = &mut self.in_flight;
-        let answer = poll_fn(|cx| {
-            let reply = in_flight.get_or_insert_with(|| {
-                mem::replace(&mut reply, Reply::from(Err(StoreError::new("sent"))))
-            });
-            match Pin::new(reply).poll(cx) {
-                Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                Poll::Pending => poll_deadline(&mut sleep, cx).map(|()| None),
-            }
+        let mut reply = self.in_flight.insert(self.store.charge(next));
+        let answer = poll_fn(|cx| match Pin::new(&mut reply).poll(cx) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending => poll_deadline(&mut sleep, cx).map(|()| None),
         });
         match answer.await {
             Some(answer) => {

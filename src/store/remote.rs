@@ -41,11 +41,11 @@ use super::account::{Account, Scope};
 use super::adjust::Adjust;
 use super::charge::Charge;
 use super::memory::MemoryStore;
-use super::reply::{OnStoreFailure, Reply, StoreError};
+use super::reply::{Fault, OnStoreFailure, Reply, StoreError};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::{self, Event, Timed};
-use crate::sync::{AtEnd, Instant, Sleep, unique_number};
+use crate::sync::{AtEnd, Instant, Sleep};
 
 mod breaker;
 mod known;
@@ -194,7 +194,7 @@ impl Remote {
 impl Remote {
     /// The same for all clones, and no other store's.
     pub(crate) fn node_name(&self) -> String {
-        format!("node {}", self.caller.node.number)
+        format!("node of {}", self.fallback().identity().unwrap_or_default())
     }
 
     /// Now, and again when the guard is dropped with the reply: answers in between may be outdated.
@@ -218,7 +218,7 @@ impl Store for Remote {
             let Account { scope, key, .. } = charge.account();
             let decision = match caller.call_store(scope, key, |store| store.charge(charge)).await {
                 // A single line can't lie apart.
-                Err(error) if !error.is_apart() || charge.is_single() => {
+                Err(error) if error.fault != Fault::Apart || charge.is_single() => {
                     return caller.stand_in(charge, error).await;
                 }
                 answer => answer?,
@@ -299,18 +299,11 @@ impl fmt::Debug for Remote {
     }
 }
 
+#[derive(Default)]
 struct Node {
-    number: u64,
     known: Known,
     breaker: Arc<Breaker>,
     fallback: MemoryStore,
-}
-
-impl Default for Node {
-    fn default() -> Self {
-        let (known, breaker, fallback) = Default::default();
-        Self { number: unique_number(), known, breaker, fallback }
-    }
 }
 
 pub(crate) struct Caller {
@@ -335,13 +328,9 @@ impl Caller {
         }
     }
 
-    pub(super) fn known_refusal(&self, charge: Charge<'_>) -> Option<Decision> {
-        self.look_up(&charge).ok()
-    }
-
     /// Returns the refusal by those lines that known facts refuse, else what to note the answer
     /// with.
-    fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Vec<Sent>> {
+    pub(super) fn look_up(&self, charge: &Charge<'_>) -> Result<Decision, Vec<Sent>> {
         if charge.is_peek() || self.remember.is_zero() {
             return Err(Vec::new());
         }
@@ -402,15 +391,16 @@ impl Caller {
             with_deadline(ends, ask(&**store), || StoreError::new(LATE)).await
         };
         let took = since.elapsed();
-        if !answer.as_ref().is_err_and(StoreError::is_unsent) {
+        let fault = answer.as_ref().err().map(|error| error.fault);
+        if fault != Some(Fault::Unsent) {
             scope.observe().took(Timed::Store, took);
         }
-        if answer.as_ref().is_err_and(StoreError::is_failed_call) {
+        if let Some(Fault::Store | Fault::Key) = fault {
             scope.observe().event(Event::StoreFailure, 1);
         }
-        match &answer {
-            Err(error) if error.is_unsent() => breaker.note_unsent(domain),
-            Err(error) if !error.is_of_key() && !error.is_apart() => {
+        match fault {
+            Some(Fault::Unsent) => breaker.note_unsent(domain),
+            Some(Fault::Store) => {
                 // A missed deadline says nothing about those who wait longer.
                 let missed = self.deadline.filter(|deadline| took >= *deadline);
                 let began = self.in_time.as_ref().map(|_| since);
@@ -420,11 +410,11 @@ impl Caller {
         }
         drop(in_flight);
         match &answer {
-            Err(error) if error.is_of_key() => observe::mistake(&format_args!(
+            Err(error) if error.fault == Fault::Key => observe::mistake(&format_args!(
                 "{error}: requests for this key are answered without the store. Either something else \
                  writes to the store's keys, or its user may not touch some of them"
             )),
-            Err(error) if !error.is_apart() => {
+            Err(error) if error.fault != Fault::Apart => {
                 if self.outage.note_failure(domain, error) {
                     self.log_failure(scope, key, error);
                 }

@@ -101,11 +101,16 @@ impl<T: Send + 'static> Reply<T> {
         let mut answers: Vec<_> = replies.iter().map(|_| None).collect();
         Reply::later(poll_fn(move |cx| {
             for (answer, reply) in answers.iter_mut().zip(&mut replies) {
-                if answer.is_none()
-                    && let Poll::Ready(done) = poll_caught(reply, cx)
-                {
-                    *answer = Some(done);
+                if answer.is_some() {
+                    continue;
                 }
+                // A store of the app that panics leaves the other replies as they are (S15).
+                let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(reply).poll(cx)));
+                *answer = match polled {
+                    Ok(Poll::Ready(done)) => Some(done),
+                    Ok(Poll::Pending) => None,
+                    Err(_) => Some(Err(StoreError::new("a store panicked"))),
+                };
             }
             match answers.iter().all(Option::is_some) {
                 true => Poll::Ready(answers.drain(..).flatten().collect()),
@@ -113,12 +118,6 @@ impl<T: Send + 'static> Reply<T> {
             }
         }))
     }
-}
-
-/// A store of the app that panics in one reply leaves the others as they are (S15).
-fn poll_caught<T>(reply: &mut Reply<T>, cx: &mut Context<'_>) -> Poll<Result<T, StoreError>> {
-    let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(reply).poll(cx)));
-    polled.unwrap_or_else(|_| Poll::Ready(Err(StoreError::new("a store panicked"))))
 }
 
 impl<T> From<Result<T, StoreError>> for Reply<T> {
@@ -170,12 +169,12 @@ impl<T> fmt::Debug for Reply<T> {
 pub struct StoreError {
     message: Cow<'static, str>,
     source: Option<Arc<dyn Error + Send + Sync>>,
-    fault: Fault,
+    pub(super) fault: Fault,
     policy: Option<OnStoreFailure>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Fault {
+pub(super) enum Fault {
     Store,
     /// The store was not called.
     Unsent,
@@ -221,10 +220,6 @@ impl StoreError {
         Self { fault: Fault::Apart, ..self }
     }
 
-    pub(crate) fn is_apart(&self) -> bool {
-        self.fault == Fault::Apart
-    }
-
     pub(crate) fn under(self, policy: OnStoreFailure) -> Self {
         Self { policy: Some(policy), ..self }
     }
@@ -235,19 +230,6 @@ impl StoreError {
 
     pub(crate) fn allows(&self) -> bool {
         self.policy == Some(OnStoreFailure::Allow)
-    }
-
-    pub(crate) fn is_unsent(&self) -> bool {
-        self.fault == Fault::Unsent
-    }
-
-    /// The call was sent, and failed or was not answered in time.
-    pub(crate) fn is_failed_call(&self) -> bool {
-        matches!(self.fault, Fault::Store | Fault::Key)
-    }
-
-    pub(crate) fn is_of_key(&self) -> bool {
-        self.fault == Fault::Key
     }
 }
 

@@ -15,7 +15,7 @@ use super::account::Scope;
 use super::adjust::Adjust;
 use super::charge::Charge;
 use super::remote::{LATE, with_deadline};
-use super::reply::{Reply, StoreError};
+use super::reply::{Fault, Reply, StoreError};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::Decision;
 use crate::key::Key;
@@ -358,7 +358,9 @@ impl AnyTable {
                     (now, had, decided)
                 }
                 // Nothing was written, and the others are not of that key.
-                Some(Err(error)) if error.is_of_key() && batch.len() > 1 && !batch[0].is_parted => {
+                Some(Err(error))
+                    if error.fault == Fault::Key && batch.len() > 1 && !batch[0].is_parted =>
+                {
                     batch.iter_mut().for_each(WaitingQuestion::part);
                     return (batch, None);
                 }

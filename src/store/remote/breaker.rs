@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::sync::{self, AtEnd, Instant, Mutex};
@@ -22,7 +22,6 @@ pub(super) struct Breaker {
     /// Parts that fail: usually none, and then nothing is locked.
     failing: AtomicUsize,
     domains: Mutex<HashMap<u64, Failures>>,
-    probes: AtomicU64,
 }
 
 #[derive(Default)]
@@ -31,8 +30,8 @@ struct Failures {
     /// failure was known.
     most_patient: Vec<(Duration, Instant)>,
     next: Option<Instant>,
-    /// The number of the call that tests the store, and when the call is given up.
-    probe: Option<(u64, Instant)>,
+    /// When the call that tests the store is given up.
+    probe: Option<Instant>,
 }
 
 impl Failures {
@@ -79,15 +78,13 @@ impl Breaker {
                     return true;
                 }
                 let now = Instant::now();
-                let is_tried = failures.probe.is_some_and(|(_, until)| now < until);
+                let is_tried = failures.probe.is_some_and(|until| now < until);
                 if is_tried || failures.next.is_some_and(|next| now < next) {
                     return false;
                 }
-                let number = self.probes.fetch_add(1, Ordering::Relaxed);
                 // A call whose end is too far away to be an instant counts as given up.
-                let until = now.checked_add(deadline.unwrap_or(PAUSE));
-                failures.probe = until.map(|until| (number, until));
-                probe = Some(number);
+                probe = now.checked_add(deadline.unwrap_or(PAUSE));
+                failures.probe = probe;
                 true
             });
             if !may_begin {
@@ -96,9 +93,10 @@ impl Breaker {
         }
         let this = Arc::clone(self);
         Some(AtEnd(move || {
-            if let Some(probe) = probe {
+            if probe.is_some() {
+                // Not that of a later call.
                 this.change(domain, |failures| {
-                    failures.probe = failures.probe.filter(|(of, _)| *of != probe);
+                    failures.probe = failures.probe.filter(|_| failures.probe != probe);
                 });
             }
         }))

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::iter;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::super::account::{Account, Scope};
@@ -17,21 +16,18 @@ use crate::sync::{self, Instant, Mutex};
 use crate::window::Window;
 
 /// Keys, some 25 MB of them at most.
-const KEYS_OF_A_SHARD: usize = 1_024;
-const SHARDS: usize = 64;
+const KEYS_OF_A_SHARD: usize = 64;
+const SHARDS: usize = 1_024;
 /// Refusals of a key, one for each plan that it is charged under.
 const MAX_OF_A_KEY: usize = 4;
 /// No refusal is remembered for longer.
 pub(super) const MOST: Duration = Duration::from_secs(60);
-/// Keys share the marks that say that one of them has changed.
-const MARKS: usize = 1_024;
 
-pub(super) struct Known {
-    shards: Sharded<Mutex<HashMap<u64, Vec<Remembered>>>>,
-    /// How often this process has changed a key of each mark: what was asked before is not
-    /// remembered.
-    marks: Box<[AtomicU64]>,
-}
+pub(super) struct Known(Sharded<Mutex<OfShard>>);
+
+/// How often this process has changed a key of the shard, since what was asked before is not
+/// remembered, and the refusals of its keys.
+type OfShard = (u64, HashMap<u64, Vec<Remembered>>);
 
 #[derive(Clone)]
 struct Remembered {
@@ -43,32 +39,24 @@ struct Remembered {
     until: Instant,
 }
 
-#[derive(Clone, Copy)]
-pub(super) struct Sent {
-    at: Instant,
-    changes: u64,
-}
+/// When a charge was sent, and how often a key of its shard had been changed then.
+pub(super) type Sent = (Instant, u64);
 
 impl Default for Known {
     fn default() -> Self {
-        let marks = (0..MARKS).map(|_| AtomicU64::new(0)).collect();
-        Self { shards: Sharded::new(SHARDS), marks }
+        Self(Sharded::new(SHARDS))
     }
 }
 
 impl Known {
-    fn mark(&self, hash: u64) -> &AtomicU64 {
-        &self.marks[hash as usize % MARKS]
-    }
-
     /// By a refusal that was asked for less than `remember` ago. The error says when the store is
     /// called.
     pub(super) fn look(&self, charge: &Charge<'_>, remember: Duration) -> Result<Decision, Sent> {
         let (account, at) = (charge.account(), Instant::now());
-        let (shard, hash) = self.shards.shard_of(account.scope, account.key);
+        let (shard, hash) = self.0.shard_of(account.scope, account.key);
         let all = sync::lock(shard);
-        let sent = Sent { at, changes: self.mark(hash).load(Ordering::Relaxed) };
-        let mut of_key = all.get(&hash).into_iter().flatten();
+        let sent = (at, all.0);
+        let mut of_key = all.1.get(&hash).into_iter().flatten();
         let known = of_key.find(|known| known.refuses(charge, at, remember)).ok_or(sent)?.clone();
         drop(all);
         let refusal = known.decide(charge, at);
@@ -82,7 +70,7 @@ impl Known {
 
     pub(super) fn note(&self, place: usize, charge: &Charge<'_>, decision: &Decision, sent: Sent) {
         let Some(refusal) = decision.at(place).filter(|of| !of.is_allowed()) else { return };
-        let account = charge.account();
+        let (account, (sent, before)) = (charge.account(), sent);
         // Decided after the charge was sent, by a clock that shows no part of a millisecond.
         let ends = refusal.usage().iter().map(|usage| usage.end).chain(refusal.retry_at_ms());
         let lasts = ends.min().unwrap_or_default().saturating_sub(refusal.now_ms() + 1).max(0);
@@ -90,30 +78,31 @@ impl Known {
             quotas: *account.quotas,
             reserve: charge.may_reserve(),
             cost: charge.cost(),
-            until: sent.at + MOST.min(Duration::from_millis(lasts as u64)),
+            until: sent + MOST.min(Duration::from_millis(lasts as u64)),
             refusal: refusal.clone(),
-            sent: sent.at,
+            sent,
         };
-        let (shard, hash) = self.shards.shard_of(account.scope, account.key);
+        let (shard, hash) = self.0.shard_of(account.scope, account.key);
         let mut all = sync::lock(shard);
-        if self.mark(hash).load(Ordering::Relaxed) != sent.changes {
+        let (changes, all) = &mut *all;
+        if *changes != before {
             return;
         }
         if all.len() >= KEYS_OF_A_SHARD && !all.contains_key(&hash) {
             all.clear();
         }
         let of_key = all.entry(hash).or_default();
-        of_key.retain(|other| sent.at < other.until && !known.replaces(other));
+        of_key.retain(|other| sent < other.until && !known.replaces(other));
         of_key.truncate(MAX_OF_A_KEY - 1);
         of_key.push(known);
     }
 
     /// Also what is on its way.
     pub(super) fn forget(&self, scope: &Scope, key: &Key) {
-        let (shard, hash) = self.shards.shard_of(scope, key);
+        let (shard, hash) = self.0.shard_of(scope, key);
         let mut all = sync::lock(shard);
-        self.mark(hash).fetch_add(1, Ordering::Relaxed);
-        all.remove(&hash);
+        all.0 += 1;
+        all.1.remove(&hash);
     }
 }
 
