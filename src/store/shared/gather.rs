@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -147,8 +147,8 @@ pub(super) struct SharedCalls {
     runtimes: Mutex<HashMap<Id, OfRuntime>>,
 }
 
-/// The task that waits for the runtime's end is done when the sender is dropped.
-type OfRuntime = (Arc<Gathering>, oneshot::Sender<()>);
+/// The task that keeps it ends with the runtime, or when the sender is dropped.
+type OfRuntime = (Weak<Gathering>, oneshot::Sender<()>);
 
 impl SharedCalls {
     pub(super) fn new(table: AnyTable) -> Self {
@@ -158,7 +158,7 @@ impl SharedCalls {
     /// Asks in a call that others share. A question that expires before it is sent is no failure
     /// of the server.
     pub(super) async fn ask(
-        self: Arc<Self>,
+        &self,
         asked: Asked,
         counters: Box<[u64]>,
         deadline: Duration,
@@ -181,30 +181,23 @@ impl SharedCalls {
         with_deadline(until, answer, || failed(LATE)).await
     }
 
-    fn of_this_runtime(self: &Arc<Self>) -> Result<Arc<Gathering>, StoreError> {
+    fn of_this_runtime(&self) -> Result<Arc<Gathering>, StoreError> {
         let outside = |_| StoreError::new("the store is called outside of a runtime").unsent();
         let runtime = Handle::try_current().map_err(outside)?;
         let (mut runtimes, id) = (sync::lock(&self.runtimes), runtime.id());
-        if let Some((gathering, _)) = runtimes.get(&id) {
-            return Ok(Arc::clone(gathering));
+        if let Some(gathering) = runtimes.get(&id).and_then(|(of, _)| of.upgrade()) {
+            return Ok(gathering);
         }
+        runtimes.retain(|_, (of, _)| of.strong_count() > 0);
         let (table, queue) = (Arc::clone(&self.table), Mutex::default());
         let (of, recent) = (runtime.clone(), Mutex::default());
         let gathering = Arc::new(Gathering { table, runtime: of, queue, recent });
         let (until, end) = oneshot::channel();
-        runtimes.insert(id, (Arc::clone(&gathering), until));
-        drop(runtimes);
-        let of = Arc::downgrade(self);
-        let leave = AtEnd(move || {
-            if let Some(of) = of.upgrade() {
-                let left = sync::lock(&of.runtimes).remove(&id);
-                drop(left);
-            }
-        });
-        // The task is also dropped when its runtime ends.
+        runtimes.insert(id, (Arc::downgrade(&gathering), until));
+        let kept = Arc::clone(&gathering);
         runtime.spawn(async move {
             let _ = end.await;
-            drop(leave);
+            drop(kept);
         });
         Ok(gathering)
     }
