@@ -701,7 +701,7 @@ fn nothing_passes_too_late(
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        cases: ProptestConfig::default().cases.max(sized(400, 20_000)),
+        cases: ProptestConfig::default().cases.max(sized(1_000, 20_000)),
         ..ProptestConfig::default()
     })]
 
