@@ -11,7 +11,7 @@
 //!            └─────────────────────────────┘
 //! ```
 //!
-//! - An `OfKey` has the requests of a key; in a layer of several limits, of a combination of keys.
+//! - A `KeyQueue` has the requests of a key; in a layer of several limits, of a combination of keys.
 //!   It exists while a request is in it. No task drives it: each request has a `Place`, with a
 //!   waker and a timer, and looks whether it is its turn when it is polled, so that a runtime that
 //!   ends or stalls delays no other.
@@ -72,24 +72,24 @@ impl Queue {
 
 #[derive(Default)]
 pub(crate) struct ByKey {
-    all: Mutex<HashMap<Arc<[Counter]>, Weak<OfKey>, RandomState>>,
+    all: Mutex<HashMap<Arc<[Counter]>, Weak<KeyQueue>, RandomState>>,
     closed: AtomicBool,
 }
 
-struct OfKey {
+struct KeyQueue {
     by_key: Arc<ByKey>,
     counters: Arc<[Counter]>,
     waiting: Mutex<Waiting>,
 }
 
 impl ByKey {
-    fn find_or_add(self: &Arc<Self>, claim: &Claim) -> Arc<OfKey> {
+    fn find_or_add(self: &Arc<Self>, claim: &Claim) -> Arc<KeyQueue> {
         let mut all = sync::lock(&self.all);
         if let Some(of_key) = all.get(&claim.counters).and_then(Weak::upgrade) {
             return of_key;
         }
         let (by_key, counters) = (Arc::clone(self), Arc::clone(&claim.counters));
-        let of_key = Arc::new(OfKey { by_key, counters, waiting: Mutex::default() });
+        let of_key = Arc::new(KeyQueue { by_key, counters, waiting: Mutex::default() });
         all.insert(Arc::clone(&of_key.counters), Arc::downgrade(&of_key));
         of_key
     }
@@ -106,7 +106,7 @@ impl ByKey {
     }
 }
 
-impl Drop for OfKey {
+impl Drop for KeyQueue {
     fn drop(&mut self) {
         let mut all = sync::lock(&self.by_key.all);
         // A new one may be in the map already.

@@ -167,7 +167,7 @@ impl<'a> Window<'a> {
         Self { quota, start, end, used: least_used(quota), until: StateEnd::New }
     }
 
-    pub(crate) fn known(quota: &'a Quota, Span { start, end }: Span, used: i64) -> Self {
+    pub(crate) fn of_usage(quota: &'a Quota, Span { start, end }: Span, used: i64) -> Self {
         Self { quota, start, end, used, until: StateEnd::New }
     }
 
@@ -201,7 +201,7 @@ impl<'a> Window<'a> {
         lasts.max(self.until.known().unwrap_or(0))
     }
 
-    /// The same for the key alone, for whole windows.
+    /// This window for the key alone, whose count ends with a whole window.
     pub(crate) fn inherited(self) -> Self {
         Self { until: StateEnd::At(self.after(self.left().unwrap_or(1))), ..self }
     }

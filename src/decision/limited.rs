@@ -50,7 +50,7 @@ pub(crate) struct Label {
 }
 
 /// A name, or none. Names are kept while the process runs: a decision that owned its name would
-/// count references to it with each request.
+/// count references to it with each request. A pointer to a text is one word instead of two.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct LimitName(Option<&'static &'static str>);
 
@@ -92,7 +92,8 @@ impl Decision {
         let at = |(i, quota): (usize, &Quota)| {
             let usage = &self.usage()[i];
             // A count above the limit may end with its window (S5).
-            let window = Window::known(quota, usage.span(), usage.used.min(quota.limit() as i64));
+            let window =
+                Window::of_usage(quota, usage.span(), usage.used.min(quota.limit() as i64));
             let start = window.covering_window(tokens.min(Quota::MAX_TOKENS)).start;
             // A window that runs may begin later than now, if the clock has stepped back (S4).
             (if start < usage.end { self.now } else { start }, i)

@@ -343,9 +343,9 @@ impl Limiter {
         named: Option<&Quotas>,
     ) -> Result<OtherQuotas, StoreError> {
         self.end_changes();
-        let is_plan = self.live.plan_of.is_some();
+        let is_named = self.live.base.is_some();
         // Without the lock of the changes.
-        if let Some(quotas) = named.or((is_plan && self.live.is_of(0)).then_some(&self.quotas)) {
+        if let Some(quotas) = named.or((is_named && self.live.is_of(0)).then_some(&self.quotas)) {
             return Ok((*quotas, true));
         }
         match self.live.quotas_for(key) {
@@ -355,7 +355,7 @@ impl Limiter {
             (plan, own) => {
                 // Without a request, a charge is counted in any case.
                 let lifted = || self.live.limit.quotas.lifted();
-                Ok((plan.quotas().copied().unwrap_or_else(lifted), own || is_plan))
+                Ok((plan.quotas().copied().unwrap_or_else(lifted), own || is_named))
             }
         }
     }
@@ -500,7 +500,7 @@ impl Limiter {
     /// Also those of the limit that this is a plan of.
     pub(crate) fn end_changes(&self) {
         self.live.end(|| self.now());
-        if let Some(limit) = &self.live.plan_of {
+        if let Some(limit) = &self.live.base {
             limit.end(|| self.now());
         }
     }

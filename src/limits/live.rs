@@ -13,8 +13,7 @@ use crate::key::Key;
 use crate::observe::Change;
 use crate::quota::{Plan, Quotas};
 
-/// The generation of a handle whose quotas differ between requests, and of one of a plan, whose
-/// charges end changes of the limit.
+/// Matches no generation, so that each charge looks its quotas up.
 pub(super) const UNKNOWN: u64 = u64::MAX;
 /// A mark of a generation: some change ends by itself, so that each request checks the time.
 const ENDS: u64 = 1 << 61;
@@ -29,7 +28,7 @@ pub(crate) struct Live {
     #[cfg(feature = "tracing")]
     is_logged: AtomicBool,
     /// The limit, if these are the quotas of a plan beside its own.
-    pub(super) plan_of: Option<Arc<Self>>,
+    pub(super) base: Option<Arc<Self>>,
 }
 
 impl Live {
@@ -42,14 +41,14 @@ impl Live {
             limit,
             #[cfg(feature = "tracing")]
             is_logged: AtomicBool::new(false),
-            plan_of: None,
+            base: None,
         }
     }
 
     pub(super) fn with_quotas(self: &Arc<Self>, quotas: Quotas) -> Self {
         let limit = Limit { quotas, plan: None, tracked: None, ..self.limit.clone() };
-        let plan_of = Some(self.plan_of.clone().unwrap_or_else(|| Arc::clone(self)));
-        Self { tracker: self.tracker.clone(), plan_of, ..Self::new(limit) }
+        let base = Some(self.base.clone().unwrap_or_else(|| Arc::clone(self)));
+        Self { tracker: self.tracker.clone(), base, ..Self::new(limit) }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Changes> {

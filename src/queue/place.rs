@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::waiting::{Look, SIGN_OF_LIFE, Turn, Visit, Waiting};
-use super::{Claim, OfKey, Queue, Terms};
+use super::{Claim, KeyQueue, Queue, Terms};
 use crate::decision::Decision;
 use crate::observe::{self, Timed};
 use crate::store::StoreError;
@@ -13,7 +13,7 @@ use crate::sync::{self, Instant, Sleep};
 /// Dropping it removes the request.
 pub(crate) struct Place {
     queue: Arc<Queue>,
-    of_key: Arc<OfKey>,
+    of_key: Arc<KeyQueue>,
     pub(crate) claim: Claim,
     /// `None` before the first look.
     number: Option<u64>,
@@ -100,7 +100,7 @@ impl Drop for Place {
     }
 }
 
-impl OfKey {
+impl KeyQueue {
     fn visit<T>(&self, queue: &Queue, change: impl FnOnce(&mut Waiting, &mut Visit<'_>) -> T) -> T {
         let mut visit = Visit::new(queue);
         let mut waiting = sync::lock(&self.waiting);

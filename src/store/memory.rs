@@ -19,27 +19,30 @@ use super::Store;
 use super::account::{Account, Scope};
 use super::adjust::Adjust;
 use super::charge::Charge;
-use super::charged_quotas::{ChargedQuotas, NotedScopes};
+use super::charged_quotas::ChargedQuotas;
 use super::reply::{Reply, StoreError};
-use super::sharded::{Sharded, shares};
-use crate::clock::Clock;
+use super::sharded::Sharded;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::quota::{Quotas, SavedWindows};
-use crate::sync::unique_number;
+
+// First, since rustdoc shows methods in the order of modules.
+mod creating;
 
 mod charging;
 #[cfg(feature = "saved")]
 mod format;
 mod last_refused;
 mod locked;
+#[cfg(feature = "saved")]
+mod saved;
 mod shard;
 mod time;
 
 #[cfg(feature = "saved")]
 use saved::Saver;
 
-use locked::{LockedShard, LockedShards};
+use locked::{LockedShards, ShardLock};
 use shard::{CountedIn, Home, Shard, max_bytes};
 use time::{Reading, Time};
 
@@ -98,7 +101,7 @@ pub struct MemoryStore {
 
 pub(crate) struct Memory {
     number: u64,
-    shards: Sharded<LockedShard>,
+    shards: Sharded<ShardLock>,
     buckets: usize,
     counters: ChargedQuotas,
     windows: SavedWindows,
@@ -110,60 +113,6 @@ pub(crate) struct Memory {
 }
 
 impl MemoryStore {
-    /// Creates a store of a million entries.
-    pub fn new() -> Self {
-        Self::with_max_keys(1_000_000)
-    }
-
-    /// Creates a store of `max_keys` entries. A key takes one for each of its quotas.
-    ///
-    /// # Panics
-    /// If `max_keys` is 0.
-    #[track_caller]
-    #[doc(alias = "with_capacity")]
-    pub fn with_max_keys(max_keys: usize) -> Self {
-        assert!(
-            max_keys > 0,
-            "a store of no keys can't count: write MemoryStore::with_max_keys(100_000)"
-        );
-        let (shards, buckets) = shares(max_keys);
-        Self::of(Memory {
-            shards: Sharded::new(shards),
-            buckets,
-            counters: NotedScopes::default().into(),
-            windows: SavedWindows::default(),
-            time: Time::system(),
-            max_keys,
-            number: unique_number(),
-            quiet_until: AtomicU64::new(0),
-            #[cfg(feature = "saved")]
-            error_if_broken: false,
-        })
-    }
-
-    /// Reads the time from another clock, for tests: [`ManualClock`](crate::ManualClock) has an
-    /// example. Counts stay.
-    ///
-    /// # Panics
-    /// If the store was already cloned, because the clones would have another time. If it has a
-    /// file: set the clock first.
-    #[must_use]
-    #[track_caller]
-    pub fn clock(mut self, clock: impl Clock) -> Self {
-        let memory = Arc::get_mut(&mut self.memory);
-        let memory = memory.expect("a store's clock is set before the store is cloned or saved");
-        memory.time = Time::Other(Box::new(clock));
-        self
-    }
-
-    fn of(memory: Memory) -> Self {
-        Self {
-            memory: Arc::new(memory),
-            #[cfg(feature = "saved")]
-            saver: None,
-        }
-    }
-
     /// Returns the most bytes that the counters can take: with all shards at their largest size,
     /// and one still with its old table. (If several threads double a shard at the same instant, 69
     /// kB more for each.)
@@ -202,7 +151,6 @@ impl MemoryStore {
         }
     }
 
-    /// The same for all clones, while there is one.
     /// If a shard has a later time than the reading, takes the exact one: while this call waited
     /// for the lock, another may have given a key's entry to a new key. By the older reading, this
     /// key's window would still run, with nothing counted.
@@ -226,7 +174,7 @@ impl MemoryStore {
         } else if shard.enter(now).is_none() {
             shard.step_back(now.at);
             // To wait for one here could wait for ever. Its next charge notices by itself.
-            let free = self.memory.shards.iter().filter_map(LockedShard::try_lock);
+            let free = self.memory.shards.iter().filter_map(ShardLock::try_lock);
             free.for_each(|mut other| other.follow_back(now.at));
             self.memory
                 .quiet_until
@@ -329,7 +277,3 @@ impl fmt::Debug for MemoryStore {
         f.debug_struct("MemoryStore").field("max_bytes", &self.max_bytes()).finish_non_exhaustive()
     }
 }
-
-// Last, since rustdoc shows methods in the order of modules.
-#[cfg(feature = "saved")]
-mod saved;

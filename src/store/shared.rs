@@ -367,6 +367,7 @@ impl AnyTable {
                 failed => return (fail(batch, failed, again), None),
             },
         };
+        // A call is a read and a write.
         let took = is_read.then(|| started.elapsed() * 2);
         loop {
             let lost = batch.iter().map(|waiting| (1..TRIES).contains(&waiting.tries));

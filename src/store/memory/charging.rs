@@ -8,7 +8,7 @@ use super::super::account::Account;
 use super::super::charge::{Charge, ChargeLine};
 use super::super::reply::Reply;
 use super::super::sharded::fingerprint;
-use super::locked::{LockedShard, LockedShards};
+use super::locked::{LockedShards, ShardLock};
 use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
 use super::{MINUTE, MemoryStore};
@@ -23,7 +23,7 @@ pub(crate) enum Undecided<'s> {
     /// The charge is not of one quota.
     Lines,
     /// Its shard is found, by this hash.
-    Shard(&'s LockedShard, u64),
+    Shard(&'s ShardLock, u64),
     /// Its shard is locked at this time.
     Lock(Reading, MutexGuard<'s, Shard>, u64),
 }
@@ -65,7 +65,7 @@ impl MemoryStore {
         match undecided {
             Undecided::Lines => self.charge_lines(charge),
             Undecided::Shard(shard, hash) => self.charge_specially(charge, shard, hash),
-            Undecided::Lock(now, shard, hash) => self.charge_first(charge, now, shard, hash),
+            Undecided::Lock(now, shard, hash) => self.charge_locked(charge, now, shard, hash),
         }
     }
 
@@ -73,10 +73,10 @@ impl MemoryStore {
     fn charge_specially(
         &self,
         charge: Charge<'_>,
-        shard: &LockedShard,
+        shard: &ShardLock,
         hash: u64,
     ) -> Reply<Decision> {
-        self.charge_first(charge, self.time_for(&charge), shard.lock(), hash)
+        self.charge_locked(charge, self.time_for(&charge), shard.lock(), hash)
     }
 
     /// A request that waits for a window counts the time until it ends.
@@ -87,7 +87,7 @@ impl MemoryStore {
     }
 
     #[inline(never)]
-    fn charge_first(
+    fn charge_locked(
         &self,
         charge: Charge<'_>,
         now: Reading,

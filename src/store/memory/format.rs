@@ -27,7 +27,7 @@ use super::super::sharded::seeds::Seeds;
 use super::super::sharded::{MAX_SHARDS, Sharded, share};
 use super::super::table::{Bucket, Entry, WAYS};
 use super::Memory;
-use super::locked::LockedShard;
+use super::locked::ShardLock;
 use super::shard::{Count, Shard};
 use crate::quota::{Anchor, Calendar, FNV_1A, Quota, SavedWindows, Span, fnv_1a};
 use crate::sync;
@@ -180,7 +180,7 @@ pub(super) fn read(bytes: &[u8], memory: &mut Memory, now: i64) -> io::Result<(S
     if !input.0.is_empty() {
         return Err(broken("it ends too late"));
     }
-    memory.shards = Sharded::seeded(shards.into_iter().map(LockedShard::from), seeds);
+    memory.shards = Sharded::seeded(shards.into_iter().map(ShardLock::from), seeds);
     (memory.buckets, memory.counters, memory.windows) = (buckets, counters, windows);
     Ok((seeds, at))
 }

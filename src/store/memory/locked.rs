@@ -14,16 +14,17 @@ use crate::quota::{Quota, SavedWindows};
 use crate::sync::{self, Mutex, MutexGuard};
 
 #[derive(Default)]
-pub(crate) struct LockedShard {
+pub(crate) struct ShardLock {
     shard: Mutex<Shard>,
     last_refused: LastRefused,
 }
 
 /// Two cache lines, so that shards stay as small as `max_bytes` says.
 #[cfg(all(target_os = "linux", target_pointer_width = "64", not(tfw_shuttle)))]
-const _: () = assert!(size_of::<LockedShard>() <= 128);
+const _: () = assert!(size_of::<ShardLock>() <= 128);
 
-impl LockedShard {
+impl ShardLock {
+    /// Clears the copy of the last refusal: what is locked here may change.
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Shard> {
         let shard = sync::lock(&self.shard);
@@ -89,7 +90,7 @@ impl LockedShard {
     }
 }
 
-impl From<Shard> for LockedShard {
+impl From<Shard> for ShardLock {
     fn from(shard: Shard) -> Self {
         Self { shard: Mutex::new(shard), last_refused: LastRefused::default() }
     }
@@ -124,7 +125,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
 
     /// Locks the shards of lines. In its place, since moving all this is measurable.
     #[inline(always)]
-    pub(super) fn lock(&mut self, all: &'s Sharded<LockedShard>, lines: &[ChargeLine<'_>]) {
+    pub(super) fn lock(&mut self, all: &'s Sharded<ShardLock>, lines: &[ChargeLine<'_>]) {
         self.len = if L < MAX_LIMITS { L } else { lines.len() };
         let (mut shards, mut ascending) = ([None; L], [None; L]);
         for (i, (account, _)) in lines[..self.len].iter().enumerate() {
@@ -134,9 +135,9 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         }
         // A thread that has locked a shard locks only later ones. They lie in a row, so that their
         // addresses tell.
-        let address = |shard: Option<&LockedShard>| shard.map(ptr::from_ref);
+        let address = |shard: Option<&ShardLock>| shard.map(ptr::from_ref);
         for i in 0..self.len {
-            let before = |of: &&Option<&LockedShard>| address(**of) < address(shards[i]);
+            let before = |of: &&Option<&ShardLock>| address(**of) < address(shards[i]);
             self.lock[i] = shards[..self.len].iter().filter(before).count();
             ascending[self.lock[i]] = shards[i];
         }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use super::super::sharded::Sharded;
 use super::super::sharded::seeds::Seeds;
 use super::format;
-use super::locked::LockedShard;
+use super::locked::ShardLock;
 use super::{Memory, MemoryStore};
 use crate::observe::{self, Saves};
 use crate::sync::unique_number;
@@ -107,7 +107,7 @@ impl MemoryStore {
         memory.number = unique_number();
         let seeds = found.unwrap_or_else(|| {
             let seeds = Seeds::random();
-            let empty = (0..memory.shards.count).map(|_| LockedShard::default());
+            let empty = (0..memory.shards.count).map(|_| ShardLock::default());
             memory.shards = Sharded::seeded(empty, seeds);
             seeds
         });

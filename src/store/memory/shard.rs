@@ -277,7 +277,7 @@ impl Shard {
         self.overflow.find(fingerprint, now, taken)
     }
 
-    /// Returns `false` if the key may be counted in a shared entry.
+    /// Returns `false` if the key shares a count, and no entry is free to take its place.
     pub(super) fn clear_count(&mut self, now: i64, account: &Account<'_>, home: &Home) -> bool {
         let quota = account.quotas.first();
         let found = self.table.find(home.fingerprint(quota), now, |_| false);

@@ -127,7 +127,7 @@ impl Remembered {
         let usage = self.refusal.usage();
         let account: Account<'_> = charge.account();
         let windows: [_; Quotas::MAX] =
-            account.windows(|i, quota| Window::known(quota, usage[i].span(), usage[i].used));
+            account.windows(|i, quota| Window::of_usage(quota, usage[i].span(), usage[i].used));
         let line = charge.with_windows((account, charge.cost()), &windows, 0);
         let (now, lines) = (self.refusal.now_ms(), iter::once(line));
         Decision::over_lines::<{ Quotas::MAX }>(now, lines, |_, _, _| {})

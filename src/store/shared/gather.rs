@@ -268,9 +268,9 @@ struct Batch {
 
 #[derive(Default)]
 struct Backlog {
-    /// In order of arrival: those that no call in flight has the counters of when they came, and
-    /// those that wait for a call, or for one that waits.
+    /// In order of arrival, those whose counters were free when they came.
     ready: VecDeque<WaitingQuestion>,
+    /// In order of arrival, those that wait for a counter of a call, or of one before them.
     blocked: VecDeque<WaitingQuestion>,
     /// The counters of calls in flight, and of those that are blocked.
     busy: HashSet<u64>,
