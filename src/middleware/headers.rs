@@ -114,6 +114,7 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 #[derive(Debug)]
 pub(crate) struct PreparedHeaders {
     style: Headers,
+    limit: (u64, HeaderValue),
     resource: Option<HeaderValue>,
     refusal: Mutex<Option<LastRefusal>>,
 }
@@ -122,9 +123,9 @@ pub(crate) struct PreparedHeaders {
 type LastRefusal = ((Usage, Verdict, usize), Option<u64>, Response<Bytes>);
 
 impl PreparedHeaders {
-    pub(crate) fn new(style: Headers, name: &str) -> Self {
+    pub(crate) fn new(style: Headers, name: &str, limit: u64) -> Self {
         let resource = HeaderValue::from_str(name).ok().filter(|name| !name.is_empty());
-        Self { style, resource, refusal: Mutex::default() }
+        Self { style, limit: (limit, number(limit)), resource, refusal: Mutex::default() }
     }
 
     /// For a request that passed (S18), unless an inner layer of this crate has refused it, or has
@@ -166,7 +167,7 @@ impl PreparedHeaders {
         now: impl FnOnce() -> i64,
     ) -> bool {
         // Most responses have no such header yet, so that inserting is the cheapest check.
-        if let Some(theirs) = headers.insert(LIMIT, number(decision.limit())) {
+        if let Some(theirs) = headers.insert(LIMIT, self.limit(decision.limit())) {
             // That has replaced the value, and kept the author's name.
             let author = headers.keys().find(|name| **name == LIMIT).map(address);
             let is_refused = author == Some(address(&REFUSED_LIMIT));
@@ -179,7 +180,7 @@ impl PreparedHeaders {
             for name in &GITHUB {
                 headers.remove(name);
             }
-            headers.insert(LIMIT, number(decision.limit()));
+            headers.insert(LIMIT, self.limit(decision.limit()));
         } else if self.resource.is_none() && headers.keys().any(|name| *name == RESOURCE) {
             headers.remove(RESOURCE);
         }
@@ -227,6 +228,15 @@ impl PreparedHeaders {
                 response.clone()
             }
             _ => last.insert((refusal, after, make())).2.clone(),
+        }
+    }
+
+    /// The value is prepared for the first quota, since a large number is costly to write.
+    #[inline]
+    fn limit(&self, limit: u64) -> HeaderValue {
+        match &self.limit {
+            (prepared, value) if *prepared == limit => value.clone(),
+            _ => number(limit),
         }
     }
 

@@ -484,7 +484,7 @@ impl Limiter {
     pub fn headers(&self, decision: &Decision, headers: Headers) -> HeaderMap {
         let of = decision.of(self.name());
         let decision = of.as_ref().unwrap_or(decision);
-        let prepared = PreparedHeaders::new(headers, self.name());
+        let prepared = PreparedHeaders::new(headers, self.name(), 0);
         let mut response = Response::new(());
         if decision.is_allowed() {
             prepared.stamp_passed(&mut response, decision, || decision.now_ms(), None);
@@ -514,7 +514,7 @@ impl<B: From<Bytes>> From<StoreError> for Response<B> {
 
 fn answer<B: From<Bytes>>(reason: &Reason) -> Response<B> {
     let name = reason.decision().map_or("", Decision::name);
-    let headers = PreparedHeaders::new(Headers::GitHub, name);
+    let headers = PreparedHeaders::new(Headers::GitHub, name, 0);
     problem_response(&Rejection { reason, limited: None, name, headers: &headers })
 }
 

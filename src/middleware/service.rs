@@ -166,7 +166,7 @@ impl Settings {
     pub(crate) fn new(limiter: &Limiter, options: &Options) -> Self {
         limiter.end_changes();
         let (generation, quotas, plan) = limiter.live.in_force();
-        let headers = PreparedHeaders::new(options.headers, limiter.name());
+        let headers = PreparedHeaders::new(options.headers, limiter.name(), quotas.first().limit());
         Self { limiter: limiter.clone(), generation, quotas, plan, headers }
     }
 }
