@@ -448,6 +448,7 @@ impl Decision {
         }
         self.govern_by(tightest);
     }
+
     fn governor(&self) -> &Usage {
         &self.inline[usize::from(self.governing) % MAX_INLINE]
     }

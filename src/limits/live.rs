@@ -1,7 +1,7 @@
 //! A limit with its changes at run time: [`Live`].
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::quality::RandomState;
@@ -22,6 +22,8 @@ pub(crate) struct Live {
     pub(crate) limit: Limit,
     /// Differs for each change of the quotas; 0 before any.
     generation: AtomicU64,
+    /// When the first change ends that ends by itself.
+    next_end: AtomicI64,
     shadow: AtomicBool,
     changes: Mutex<Changes>,
     pub(super) tracker: Option<Arc<Tracker>>,
@@ -35,6 +37,7 @@ impl Live {
     pub(super) fn new(limit: Limit) -> Self {
         Self {
             generation: AtomicU64::new(0),
+            next_end: AtomicI64::new(i64::MAX),
             shadow: AtomicBool::new(limit.shadow),
             changes: Mutex::new(Changes::none(&limit)),
             tracker: limit.tracked.map(|most| Arc::new(Tracker::new(most))),
@@ -107,8 +110,8 @@ impl Live {
         if self.generation.load(Ordering::Acquire) & ENDS == 0 {
             return;
         }
-        let (now, end) = (now(), self.lock().next_end());
-        if end.is_some_and(|end| end <= now) {
+        let now = now();
+        if self.next_end.load(Ordering::Relaxed) <= now {
             let ended = self.update(|changes| changes.end(now));
             ended.into_iter().for_each(|of| self.limit.scope.observe().change_ended(of));
         }
@@ -125,7 +128,9 @@ impl Live {
         let is_usual =
             changes.keys.own.is_empty() && changes.quotas.get() == self.limit.quotas.into();
         let generation = if is_usual { 0 } else { changes.count };
-        let ends = if changes.next_end().is_some() { ENDS } else { 0 };
+        let next_end = changes.next_end();
+        self.next_end.store(next_end.unwrap_or(i64::MAX), Ordering::Relaxed);
+        let ends = if next_end.is_some() { ENDS } else { 0 };
         // Stored last, under the lock: a reader of this generation finds the changes.
         self.generation.store(generation | ends, Ordering::Release);
         for of in &updated {

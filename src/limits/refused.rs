@@ -6,6 +6,7 @@
 //! so far is how much any count can be wrong. Space-Saving, which replaces the least count, has the
 //! same bound in half the places, but needs an order of the counts.
 
+use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -111,9 +112,9 @@ impl Tracker {
         }
         current.total += 1;
         let quota = decision.governing_of(quotas);
-        current.keys.note(key.clone(), self.most, quota, decision);
+        current.keys.note(key, self.most, quota, decision);
         if let Some(route) = route {
-            current.routes.note(route.to_owned(), self.most, quota, decision);
+            current.routes.note(route, self.most, quota, decision);
         }
     }
 
@@ -165,16 +166,20 @@ struct Refusals {
 }
 
 impl<T: Hash + Eq> Counts<T> {
-    fn note(&mut self, of: T, most: usize, quota: &Quota, decision: &Decision) {
+    fn note<Q>(&mut self, of: &Q, most: usize, quota: &Quota, decision: &Decision)
+    where
+        T: Borrow<Q>,
+        Q: ?Sized + Hash + Eq + ToOwned<Owned = T>,
+    {
         let (now, retry_at) = (decision.now_ms(), decision.retry_at_ms());
         let new = Refusals { count: 1, first: now, last: now, retry_at, quota: *quota };
-        if let Some(place) = self.places.get_mut(&of) {
+        if let Some(place) = self.places.get_mut(of) {
             *place = Refusals { count: place.count + 1, first: place.first, ..new };
         } else if most > 0 {
             if self.places.len() / 2 >= most {
                 self.decay(most);
             }
-            self.places.insert(of, new);
+            self.places.insert(of.to_owned(), new);
         }
     }
 

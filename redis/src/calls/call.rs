@@ -34,7 +34,9 @@ pub(super) async fn call_server(
     let result = timeout_at(until, sent).await.ok();
     if let Some(over) = &over {
         match &result {
-            Some(Ok((of, _))) => of.iter().for_each(|of| over.report_outcome(Some(of.as_ref()))),
+            Some(Ok((answers, _))) => {
+                answers.iter().for_each(|answer| over.report_outcome(Some(answer.as_ref())));
+            }
             Some(Err(error)) => over.report_outcome::<()>(Some(Err(error))),
             None => over.report_outcome::<()>(None),
         }
