@@ -12,7 +12,6 @@ use std::time::Duration;
 
 mod admin;
 mod ai_gateway;
-mod browser;
 mod choose_limit;
 mod hostile_logs;
 mod playground;
