@@ -84,6 +84,8 @@ pub(crate) enum Ask {
 pub(crate) struct Model {
     shift: i128,
     pub(crate) counters: Vec<Option<Counter>>,
+    /// Other keys count here, too (S30): nothing leaves a counter before all of it does.
+    pub(crate) is_shared: bool,
 }
 
 impl Terms {
@@ -246,12 +248,30 @@ impl Terms {
 
 impl Model {
     pub(crate) fn new(quotas: usize, shift: u64) -> Self {
-        Self { shift: shift.into(), counters: vec![None; quotas] }
+        Self { shift: shift.into(), counters: vec![None; quotas], is_shared: false }
     }
 
     pub(crate) fn look(&self, terms: &[Terms], now: i128) -> Vec<Now> {
         let pairs = terms.iter().zip(&self.counters);
-        pairs.map(|(terms, counter)| terms.look(*counter, now, self.shift)).collect()
+        let look = |(terms, counter): (&Terms, &Option<Counter>)| match counter {
+            Some(of) if self.is_shared && now < of.until => {
+                let window = terms.look(None, now, self.shift);
+                Now { used: of.used.max(window.used), until: Some(of.until), ..window }
+            }
+            _ if self.is_shared => terms.look(None, now, self.shift),
+            _ => terms.look(*counter, now, self.shift),
+        };
+        pairs.map(look).collect()
+    }
+
+    /// Keeps what is counted now. What is shared lasts for a whole window from now.
+    fn keep(&mut self, i: usize, terms: &Terms, window: Now, more: i128, now: i128) {
+        let mut counter = terms.keep(window, more);
+        if self.is_shared {
+            let lasts = (now + terms.window).max(window.until.unwrap_or(0));
+            counter = Counter { start: now, until: counter.until.max(lasts), ..counter };
+        }
+        self.counters[i] = Some(counter);
     }
 
     pub(crate) fn ask(
@@ -302,6 +322,7 @@ impl Model {
                 let short = terms.lasting(*window) + cost - terms.limit;
                 let at = terms.after(window.start, terms.windows_for(short)?.max(1));
                 match window.until {
+                    Some(until) if self.is_shared && cost <= terms.capacity => Some(until),
                     Some(until) if cost <= terms.capacity => Some(at.min(until)),
                     _ => Some(at),
                 }
@@ -337,7 +358,7 @@ impl Model {
         });
         for (i, terms) in terms.iter().enumerate() {
             if granted > 0 || windows[i].from_ahead.is_some() && ask != Ask::Peek {
-                self.counters[i] = Some(terms.keep(windows[i], granted));
+                self.keep(i, terms, windows[i], granted, now);
             }
         }
         let answer = Answer {
@@ -375,8 +396,10 @@ impl Model {
                 // What a step back has moved before may be of later tokens.
                 && counted_from >= taken.charged_from[i]
                 && !terms.is_reserved_after(window, only_until);
-            if actual > taken.cost || actual < taken.cost && refundable {
-                self.counters[i] = Some(terms.keep(window, actual - taken.cost));
+            // What comes back to a shared counter may be of another key.
+            let comes_back = actual < taken.cost && refundable && !self.is_shared;
+            if actual > taken.cost || comes_back {
+                self.keep(i, terms, window, actual - taken.cost, now);
             }
         }
     }

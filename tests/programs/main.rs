@@ -3,7 +3,7 @@
 //! lifted, the queue, true costs, stacked layers with slow ones, time-outs and retries between
 //! them, changes that end, uploads, clients that disconnect, services that panic, fail, or ask a
 //! limited client of their own, counts in a file, clocks that step or panic, receipts of another
-//! store, a store that is far, or charges in order.
+//! store, a store that is far, full, or charges in order.
 //!
 //! After each step, each request has got as far as the model says, with its status and its headers,
 //! and each count is the model's. When a request in a queue goes is the layer's to say, within

@@ -20,7 +20,11 @@ type Identity = (Limit, u64, i128, i128);
 
 /// The counts of a store.
 #[derive(Clone, Default)]
-pub(crate) struct Counts(BTreeMap<Identity, Counter>);
+pub(crate) struct Counts {
+    all: BTreeMap<Identity, Counter>,
+    /// Of a full store: which keys count together.
+    pub(crate) shares: BTreeMap<u64, u64>,
+}
 
 /// A request's charge of one limit.
 #[derive(Clone, Debug)]
@@ -81,16 +85,21 @@ fn identity(limit: Limit, key: u64, terms: &Terms) -> Identity {
 impl Counts {
     fn model(&self, limit: Limit, key: u64, terms: &[Terms]) -> Model {
         let mut model = Model::new(terms.len(), 0);
+        model.is_shared = !self.shares.is_empty();
         for (counter, terms) in model.counters.iter_mut().zip(terms) {
-            *counter = self.0.get(&identity(limit, key, terms)).copied();
+            *counter = self.all.get(&identity(limit, self.share(key), terms)).copied();
         }
         model
+    }
+
+    fn share(&self, key: u64) -> u64 {
+        self.shares.get(&key).copied().unwrap_or(key)
     }
 
     fn keep(&mut self, limit: Limit, key: u64, terms: &[Terms], model: Model) {
         for (counter, terms) in model.counters.into_iter().zip(terms) {
             if let Some(counter) = counter {
-                self.0.insert(identity(limit, key, terms), counter);
+                self.all.insert(identity(limit, self.share(key), terms), counter);
             }
         }
     }
@@ -148,15 +157,21 @@ impl Counts {
         answer.used.iter().copied().zip(resets).collect()
     }
 
-    pub(crate) fn reset(&mut self, limit: Limit, key: u64) {
-        self.0.retain(|(of, its, ..), _| (*of, *its) != (limit, key));
+    /// Returns whether it is possible: a count that others share stays.
+    pub(crate) fn reset(&mut self, limit: Limit, key: u64, now: u64) -> bool {
+        let key = self.share(key);
+        let is_of_key = |(of, its, ..): &Identity| (*of, *its) == (limit, key);
+        if self.shares.is_empty() {
+            self.all.retain(|of, _| !is_of_key(of));
+        }
+        !self.all.iter().any(|(of, counter)| is_of_key(of) && i128::from(now) < counter.until)
     }
 
     /// Nothing is said of a count that a step forward has ended, if the clock steps back (S4).
     pub(crate) fn may_step_back(&self, to: u64, latest: u64) -> bool {
         let ended =
             |counter: &Counter| i128::from(to) < counter.until && counter.until <= latest.into();
-        !self.0.values().any(ended)
+        !self.all.values().any(ended)
     }
 
     /// When a request passes that waits behind others, if nobody else asks. Those that a lowered

@@ -16,7 +16,7 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_fixed_window::{
-    Clock, KeptReceipt, Limiter, Limits, Line, MemoryStore, Plan, Quotas, Receipt,
+    Clock, KeptReceipt, Limiter, Limits, Line, MemoryStore, Plan, Quota, Quotas, Receipt,
 };
 
 use crate::instant;
@@ -85,6 +85,9 @@ impl Program {
             setup,
         };
         this.reopen();
+        if this.setup.is_full {
+            this.fill();
+        }
         this
     }
 
@@ -127,7 +130,8 @@ impl Program {
 
     /// Opens the store, with the counts of its file if it has one.
     fn reopen(&mut self) {
-        let memory = MemoryStore::with_max_keys(1_000).clock(self.world.clock.clone());
+        let keys = if self.setup.is_full { 1 } else { 1_000 };
+        let memory = MemoryStore::with_max_keys(keys).clock(self.world.clock.clone());
         let memory = match &self.folder {
             Some(folder) => {
                 memory.saved_to(folder.path().join("counts"), Duration::MAX).expect("it opens")
@@ -142,6 +146,33 @@ impl Program {
         let other = MemoryStore::with_max_keys(1_000).clock(self.world.clock.clone());
         let elsewhere = self.setup.layers.iter().map(|of| of.limits(other.clone())).collect();
         self.open = Some(Open { memory, service, limits, near, elsewhere });
+    }
+
+    /// Other keys take all entries. By a quota that is over when the program begins, each key is
+    /// asked for what those have charged that share its entry: the first of them its number.
+    fn fill(&mut self) {
+        let Self { world: World { clock, .. }, model, setup, .. } = self;
+        let memory = &self.open.as_ref().expect("it is open").memory;
+        let start = clock.now_ms();
+        clock.step_to(start - 1_000);
+        let flood = Quota::per_week(1).name("flood").store(memory.clone());
+        for other in 0..1_000_u64 {
+            let _ = flood.check(other).into_now().expect("memory").expect("memory");
+        }
+        let limit = &setup.layers[0].limits[0];
+        let asked = Quota::new(1_000, Duration::from_millis(1)).name(limit.name);
+        let asked = asked.store(memory.clone());
+        for (number, of) in (1..).zip(limit.keys()) {
+            let found = asked.peek(key(of)).into_now().expect("memory").expect("memory").used();
+            if found == 0 {
+                let charged = asked.charge(key(of), number).into_now().expect("memory");
+                charged.expect("memory").expect("it passes");
+            }
+            model.counts.shares.insert(of, if found == 0 { number } else { found });
+        }
+        let others = memory.live_entries() as u64;
+        assert!(memory.overflowed() > 1_000 - others, "no key has an entry of its own");
+        clock.step_to(start);
     }
 
     /// Ends the process, with all requests.
@@ -312,7 +343,7 @@ impl Program {
         // What waits in a queue asks at some time, and writes what a step back has moved.
         let may_step_back =
             || !self.model.waits() && self.model.counts.may_step_back(to, self.latest.max(now));
-        if to < now && (self.setup.in_order || !may_step_back()) {
+        if to < now && (self.setup.in_order || self.setup.is_full || !may_step_back()) {
             return;
         }
         self.print(|| format!("the clock steps to {to}"));
@@ -380,7 +411,7 @@ impl Program {
         let live = self.model.limits.0.get_mut(&limit).expect("it is there");
         live.end(now);
         let new = match self.rng.u64(..4) {
-            0 => quotas(&mut self.rng, false),
+            0 => quotas(&mut self.rng, self.setup.windows()),
             _ => with_limits(&mut self.rng, &live.quotas),
         };
         let (quotas, shadow, kind) = (built(&new), self.rng.bool(), self.rng.u64(..8));
@@ -431,8 +462,9 @@ impl Program {
         let (limit, limiter) = self.some_limit();
         let number = self.setup.layers[limit.0].limits[limit.1].some_key(&mut self.rng);
         self.print(|| format!("resets {number} of {}", limiter.name()));
-        limiter.reset(key(number)).await.expect("it is possible");
-        self.model.counts.reset(limit, number);
+        let reset = limiter.reset(key(number)).await;
+        let at = self.world.clock.now_ms();
+        assert_eq!(reset.is_ok(), self.model.counts.reset(limit, number, at), "{reset:?}");
         self.disturb();
     }
 

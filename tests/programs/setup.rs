@@ -22,6 +22,8 @@ const USERS: u64 = 4;
 const COMPOSITE: u64 = 100;
 /// In milliseconds.
 const WINDOWS: [i128; 4] = [1_000, 2_000, 10_000, 60_000];
+/// For a full store, whose overflow has room for a few. They differ in their lowest bits.
+const FEW_WINDOWS: [i128; 3] = [2_000, 2_001, 2_003];
 
 #[derive(Debug)]
 pub(crate) struct Setup {
@@ -32,7 +34,19 @@ pub(crate) struct Setup {
     /// are written where a charge is returned: no clock steps back, no limit changes, and no window
     /// begins with the first request.
     pub(crate) in_order: bool,
+    /// All entries are taken for long, so that keys share those of the overflow: of one limit, since
+    /// the overflow is small, and without steps back.
+    pub(crate) is_full: bool,
     pub(crate) saved: bool,
+}
+
+/// What quotas there may be.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Windows {
+    Any,
+    /// They end at known times.
+    OnGrids,
+    Few,
 }
 
 #[derive(Debug)]
@@ -142,20 +156,20 @@ fn limit(rng: &mut Rng) -> i128 {
     if one_in(rng, 25) { 0 } else { rng.i128(1..=8) }
 }
 
-pub(crate) fn quotas(rng: &mut Rng, in_order: bool) -> Vec<Terms> {
-    let mut windows = WINDOWS;
-    rng.shuffle(&mut windows);
+pub(crate) fn quotas(rng: &mut Rng, windows: Windows) -> Vec<Terms> {
+    let mut lengths = if windows == Windows::Few { FEW_WINDOWS.to_vec() } else { WINDOWS.to_vec() };
+    rng.shuffle(&mut lengths);
     let count = rng.usize(1..=2);
     let of = |window: i128| {
         let grid = match rng.u64(..8) {
-            0 if !in_order => Grid::FirstRequest,
-            1 => Grid::StartingAt(1_700_000_000_777),
+            0 if windows == Windows::Any => Grid::FirstRequest,
+            1 if windows != Windows::Few => Grid::StartingAt(1_700_000_000_777),
             _ => Grid::Aligned,
         };
         let limit = limit(rng);
         Terms { limit, window, grid, capacity: limit, max_reserved: 0 }
     };
-    windows.into_iter().take(count).map(of).collect()
+    lengths.into_iter().take(count).map(of).collect()
 }
 
 /// The same counters, with other limits.
@@ -185,10 +199,20 @@ impl Setup {
     pub(crate) fn new(rng: &mut Rng) -> Self {
         let far = if one_in(rng, 4) { rng.u64(1..30) } else { 0 };
         let in_order = far == 0 && one_in(rng, 6);
-        let count = [1, 1, 2, 3][rng.usize(..4)];
-        let of = |names| LayerSetup::new(rng, names, far, in_order);
+        let is_full = far == 0 && !in_order && one_in(rng, 6);
+        let count = if is_full { 1 } else { [1, 1, 2, 3][rng.usize(..4)] };
+        let windows = match (is_full, in_order) {
+            (true, _) => Windows::Few,
+            (_, true) => Windows::OnGrids,
+            _ => Windows::Any,
+        };
+        let of = |names| LayerSetup::new(rng, names, far, windows);
         let layers = NAMES[..count].iter().map(of).collect();
-        Self { layers, far, in_order, saved: one_in(rng, 8) }
+        Self { layers, far, in_order, is_full, saved: !is_full && one_in(rng, 8) }
+    }
+
+    pub(crate) fn windows(&self) -> Windows {
+        if self.is_full { Windows::Few } else { Windows::Any }
     }
 
     pub(crate) fn ask(&self, rng: &mut Rng, number: u64) -> Ask {
@@ -228,9 +252,9 @@ impl Setup {
 }
 
 impl LayerSetup {
-    fn new(rng: &mut Rng, names: &[&'static str; 3], far: u64, in_order: bool) -> Self {
-        let count = rng.usize(1..=3);
-        let of = |name: &&'static str| LimitSetup::new(rng, name, in_order);
+    fn new(rng: &mut Rng, names: &[&'static str; 3], far: u64, windows: Windows) -> Self {
+        let count = if windows == Windows::Few { 1 } else { rng.usize(1..=3) };
+        let of = |name: &&'static str| LimitSetup::new(rng, name, windows);
         let limits = names[..count].iter().map(of).collect();
         let waits = far == 0 && one_in(rng, 2);
         let queue = waits.then(|| (rng.u64(..4), [400, 1_500, 5_000, 30_000][rng.usize(..4)]));
@@ -249,13 +273,13 @@ impl LayerSetup {
 }
 
 impl LimitSetup {
-    fn new(rng: &mut Rng, name: &'static str, in_order: bool) -> Self {
-        let first = quotas(rng, in_order);
+    fn new(rng: &mut Rng, name: &'static str, windows: Windows) -> Self {
+        let first = quotas(rng, windows);
         let mut plans = vec![Some(first.clone())];
-        if !in_order && one_in(rng, 3) {
+        if windows != Windows::OnGrids && one_in(rng, 3) {
             plans.push(match rng.u64(..3) {
                 0 => None,
-                1 => Some(quotas(rng, false)),
+                1 => Some(quotas(rng, windows)),
                 _ => Some(with_limits(rng, &first)),
             });
         }
