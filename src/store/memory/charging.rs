@@ -8,7 +8,7 @@ use super::super::account::Account;
 use super::super::charge::{Charge, ChargeLine};
 use super::super::reply::Reply;
 use super::super::sharded::fingerprint;
-use super::locked::{LockedShards, ShardLock};
+use super::locked::LockedShards;
 use super::shard::{CountedIn, Home, Shard};
 use super::time::Reading;
 use super::{MINUTE, MemoryStore};
@@ -18,15 +18,9 @@ use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 use crate::window::Window;
 
-/// A charge that the short path does not decide, and how far it has come.
-pub(crate) enum Undecided<'s> {
-    /// The charge is not of one quota.
-    Lines,
-    /// Its shard is found, by this hash.
-    Shard(&'s ShardLock, u64),
-    /// Its shard is locked at this time.
-    Lock(Reading, MutexGuard<'s, Shard>, u64),
-}
+/// A charge that the short path does not decide. If it is a plain one of one plain quota, its shard
+/// is locked at this time, found by this hash.
+pub(crate) type Undecided<'s> = Option<(Reading, MutexGuard<'s, Shard>, u64)>;
 
 pub(super) type Found<'a, const Q: usize> = ([CountedIn; Q], [Window<'a>; Q]);
 
@@ -37,14 +31,11 @@ impl MemoryStore {
     #[inline(always)]
     pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Undecided<'_>> {
         let Account { scope, quotas, key } = charge.account();
-        if quotas.len() > 1 || !charge.is_single() {
-            return Err(Undecided::Lines);
-        }
         let quota = quotas.first();
-        let (shard, hash) = self.memory.shards.shard_of(scope, key);
-        if !charge.is_plain() || !quota.is_plain() {
-            return Err(Undecided::Shard(shard, hash));
+        if quotas.len() > 1 || !charge.is_single() || !charge.is_plain() || !quota.is_plain() {
+            return Err(None);
         }
+        let (shard, hash) = self.memory.shards.shard_of(scope, key);
         let (time, fingerprint, cost) =
             (&self.memory.time, fingerprint(hash, quota), charge.cost());
         if let Some(ruling) = shard.refuse_again(time, quota, fingerprint, cost) {
@@ -52,7 +43,7 @@ impl MemoryStore {
         }
         let now = time.recently();
         let charged = shard.charge(now, quota, fingerprint, cost);
-        charged.map_err(|shard| Undecided::Lock(now, shard, hash))
+        charged.map_err(|shard| Some((now, shard, hash)))
     }
 
     /// Decides a charge for which [`rule`](Self::rule) has no ruling.
@@ -63,20 +54,9 @@ impl MemoryStore {
         undecided: Undecided<'_>,
     ) -> Reply<Decision> {
         match undecided {
-            Undecided::Lines => self.charge_lines(charge),
-            Undecided::Shard(shard, hash) => self.charge_specially(charge, shard, hash),
-            Undecided::Lock(now, shard, hash) => self.charge_locked(charge, now, shard, hash),
+            Some((now, shard, hash)) => self.charge_locked(charge, now, shard, hash),
+            None => self.charge_lines(charge),
         }
-    }
-
-    #[inline(never)]
-    fn charge_specially(
-        &self,
-        charge: Charge<'_>,
-        shard: &ShardLock,
-        hash: u64,
-    ) -> Reply<Decision> {
-        self.charge_locked(charge, self.time_for(&charge), shard.lock(), hash)
     }
 
     /// A request that waits for a window counts the time until it ends.
@@ -115,7 +95,12 @@ impl MemoryStore {
     #[inline(never)]
     fn charge_lines(&self, charge: Charge<'_>) -> Reply<Decision> {
         const ALL: usize = Quotas::MAX;
-        match (charge.len(), charge.account().quotas.len()) {
+        let Account { scope, quotas, key } = charge.account();
+        match (charge.len(), quotas.len()) {
+            (1, 1) => {
+                let (shard, hash) = self.memory.shards.shard_of(scope, key);
+                self.charge_locked(charge, self.time_for(&charge), shard.lock(), hash)
+            }
             (1, 2) => self.charge_running::<1, 2, 2>(charge),
             (1, 3) => self.charge_running::<1, 3, 3>(charge),
             (1, _) => self.charge_running::<1, ALL, ALL>(charge),
