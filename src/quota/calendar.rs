@@ -325,10 +325,9 @@ impl Period {
             Self::Day | Self::Week(_) => true,
             Self::Month(day) => 1 <= day && day <= 31,
             Self::Year(month, day) => {
-                1 <= month
-                    && month <= 12
-                    && 1 <= day
-                    && day as i64 <= days_in_month(2_000, month as i64)
+                // A leap year.
+                let longest = days_in_month(12 * 30 + month as i64 - 1);
+                1 <= month && month <= 12 && 1 <= day && day as i64 <= longest
             }
         };
         if exists { Ok(self) } else { Err(FIRST_DAY) }
@@ -336,13 +335,13 @@ impl Period {
 
     /// The same period from another day on.
     fn starting_on(self, day: i64) -> Self {
-        let (year, month) = month_of(day);
-        let of_month = (day - first_of_month(year, month) + 1) as u8;
+        let month = Self::Month(1).number_at(day);
+        let of_month = (day - first_of_month(month) + 1) as u8;
         match self {
             Self::Day => self,
             Self::Week(_) => Self::Week(Weekday::NAMES[(day - MONDAY).rem_euclid(7) as usize].1),
             Self::Month(_) => Self::Month(of_month),
-            Self::Year(..) => Self::Year(month as u8, of_month),
+            Self::Year(..) => Self::Year(month.rem_euclid(12) as u8 + 1, of_month),
         }
     }
 
@@ -357,61 +356,45 @@ impl Period {
 
     /// Periods are counted from 1970, days from the epoch.
     fn first_day(self, n: i64) -> i64 {
-        match self {
-            Self::Day => n,
-            Self::Week(first) => 7 * n + MONDAY + first as i64,
-            Self::Month(day) => {
-                let (year, month) = (1_970 + n.div_euclid(12), n.rem_euclid(12) + 1);
-                first_of_month(year, month) + i64::from(day).min(days_in_month(year, month)) - 1
-            }
-            Self::Year(month, day) => {
-                let (year, month) = (1_970 + n, month.into());
-                first_of_month(year, month) + i64::from(day).min(days_in_month(year, month)) - 1
-            }
-        }
+        let (month, day) = match self {
+            Self::Day => return n,
+            Self::Week(first) => return 7 * n + MONDAY + first as i64,
+            Self::Month(day) => (n, day),
+            Self::Year(month, day) => (12 * n + i64::from(month) - 1, day),
+        };
+        first_of_month(month) + i64::from(day).min(days_in_month(month)) - 1
     }
 
     fn number_at(self, day: i64) -> i64 {
-        let n = match self {
+        // By the mean length, and then corrected. 400 years have 146,097 days.
+        let mut n = match self {
             Self::Day => return day,
-            Self::Week(first) => return (day - MONDAY - first as i64).div_euclid(7),
-            Self::Month(_) => {
-                let (year, month) = month_of(day);
-                (year - 1_970) * 12 + month - 1
-            }
-            Self::Year(..) => month_of(day).0 - 1_970,
+            Self::Week(_) => day.div_euclid(7),
+            Self::Month(_) => (day * 4_800).div_euclid(146_097),
+            Self::Year(..) => (day * 400).div_euclid(146_097),
         };
-        if day < self.first_day(n) { n - 1 } else { n }
+        while self.first_day(n) > day {
+            n -= 1;
+        }
+        while self.first_day(n + 1) <= day {
+            n += 1;
+        }
+        n
     }
 }
 
-const fn days_in_month(year: i64, month: i64) -> i64 {
-    first_of_month(year + month / 12, month % 12 + 1) - first_of_month(year, month)
+/// Months are counted from January 1970.
+const fn days_in_month(month: i64) -> i64 {
+    first_of_month(month + 1) - first_of_month(month)
 }
 
 /// In days since the epoch.
-const fn first_of_month(year: i64, month: i64) -> i64 {
+const fn first_of_month(month: i64) -> i64 {
     // Counted from March, so that the leap day is the last day of a year.
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (year, month) = (1_970 + (month - 2).div_euclid(12), (month - 2).rem_euclid(12));
     // From March and from August on, months have 31, 30, 31, 30, 31 days.
     let before = (153 * month + 2) / 5;
     let leap = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
     // 719,468 days are between the first of March in the year 0 and the epoch.
     365 * year + leap + before - 719_468
-}
-
-const fn month_of(day: i64) -> (i64, i64) {
-    // Estimates by the mean year and a month of 31 days, which are then corrected.
-    let mut year = 1_970 + (day * 400).div_euclid(146_097);
-    while first_of_month(year, 1) > day {
-        year -= 1;
-    }
-    while first_of_month(year + 1, 1) <= day {
-        year += 1;
-    }
-    let mut month = ((day - first_of_month(year, 1)) / 31) + 1;
-    if month < 12 && first_of_month(year, month + 1) <= day {
-        month += 1;
-    }
-    (year, month)
 }
