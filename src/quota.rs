@@ -33,6 +33,8 @@ const NOT_A_CALENDAR: &str = "only a day, a week, a month or a year follows a ca
     Quota::per_day(n), per_week, per_month or per_year";
 const CALENDAR_ANCHOR: &str = "a calendar says where windows begin: leave out staggered and \
     from_first_request, and write starting_at in place of a first day, before in_zone";
+const CAPACITY: &str =
+    "a rollover capacity is at least the limit and, with what may be reserved, at most 2^53 - 1";
 const FIRST_DAY: &str = "a week begins on a weekday, a month on a day from 1 to 31, a year on a \
     month and a day: write .from_weekday(..), .from_day(..) or .from_date(..)";
 
@@ -131,6 +133,12 @@ pub(crate) enum Anchor {
 }
 
 impl Anchor {
+    const fn grid(window: u64, since: i64) -> Self {
+        let aligned = if window == WEEK_MS { MONDAY_MS } else { 0 };
+        let offset = if since < 0 { aligned } else { since as u64 % window };
+        Self::Grid { offset, since }
+    }
+
     /// This function is apart so that grids need no jump table. A pair is returned in registers.
     #[cold]
     const fn identity(self, window: u64) -> (u64, u64) {
@@ -235,14 +243,8 @@ impl Quota {
             return Err(WINDOW_TOO_LONG);
         }
         let window = window.as_millis() as u64;
-        let offset = if window == WEEK_MS { MONDAY_MS } else { 0 };
-        Ok(Self {
-            limit,
-            window,
-            anchor: Anchor::Grid { offset, since: -1 },
-            capacity: limit,
-            max_reserved: 0,
-        })
+        let anchor = Anchor::grid(window, -1);
+        Ok(Self { limit, window, anchor, capacity: limit, max_reserved: 0 })
     }
 
     /// Makes a window begin at an instant, `since_epoch` after 1970-01-01T00:00Z. The other windows
@@ -256,18 +258,22 @@ impl Quota {
     /// If the quota already has a first day or a time zone: write `.starting_at(..)` before
     /// `.in_zone(..)`.
     #[track_caller]
-    pub const fn starting_at(mut self, since_epoch: Duration) -> Self {
-        let millis = since_epoch.as_millis();
+    pub const fn starting_at(self, since_epoch: Duration) -> Self {
+        expect_quota(self.since(since_epoch))
+    }
+
+    const fn since(mut self, epoch: Duration) -> Result<Self, &'static str> {
+        let millis = epoch.as_millis();
         let most = Self::MAX_TOKENS as u128;
         let since = if millis < most { millis } else { most } as i64;
         if let Anchor::Calendar(calendar) = self.anchor {
             if !calendar.period.is_usual() || !calendar.zone.is_utc() {
-                panic!("{}", CALENDAR_ANCHOR);
+                return Err(CALENDAR_ANCHOR);
             }
-            return self.on_calendar(Calendar { since, ..calendar });
+            return Ok(self.on_calendar(Calendar { since, ..calendar }));
         }
-        self.anchor = Anchor::Grid { offset: since as u64 % self.window, since };
-        self
+        self.anchor = Anchor::grid(self.window, since);
+        Ok(self)
     }
 
     /// Shifts the windows of each key by an offset of its own, so that waiting clients don't all
@@ -277,10 +283,8 @@ impl Quota {
     /// # Panics
     /// If the quota follows a calendar.
     #[track_caller]
-    pub const fn staggered(mut self) -> Self {
-        self.check_no_calendar();
-        self.anchor = Anchor::Staggered;
-        self
+    pub const fn staggered(self) -> Self {
+        expect_quota(self.anchored(Anchor::Staggered))
     }
 
     /// Makes a key's window begin with its first request, and the next one with the first request
@@ -289,16 +293,14 @@ impl Quota {
     /// # Panics
     /// If the quota follows a calendar.
     #[track_caller]
-    pub const fn from_first_request(mut self) -> Self {
-        self.check_no_calendar();
-        self.anchor = Anchor::FirstRequest;
-        self
+    pub const fn from_first_request(self) -> Self {
+        expect_quota(self.anchored(Anchor::FirstRequest))
     }
 
-    #[track_caller]
-    const fn check_no_calendar(&self) {
-        if let Anchor::Calendar(_) = self.anchor {
-            panic!("{}", CALENDAR_ANCHOR);
+    const fn anchored(self, anchor: Anchor) -> Result<Self, &'static str> {
+        match self.anchor {
+            Anchor::Calendar(_) => Err(CALENDAR_ANCHOR),
+            _ => Ok(Self { anchor, ..self }),
         }
     }
 
@@ -387,14 +389,8 @@ impl Quota {
         let Calendar { period, since, zone } = calendar;
         self.window = period.max_days() * DAY_MS;
         let is_grid = zone.is_utc() && period.is_usual() && period.max_days() <= 7;
-        self.anchor = if !is_grid {
-            Anchor::Calendar(calendar)
-        } else if since >= 0 {
-            Anchor::Grid { offset: since as u64 % self.window, since }
-        } else {
-            let offset = if self.window == WEEK_MS { MONDAY_MS } else { 0 };
-            Anchor::Grid { offset, since }
-        };
+        self.anchor =
+            if is_grid { Anchor::grid(self.window, since) } else { Anchor::Calendar(calendar) };
         self
     }
 
@@ -406,13 +402,8 @@ impl Quota {
     /// [`reserve_up_to`](Self::reserve_up_to) add up to more than [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[doc(alias = "burst")]
     #[track_caller]
-    pub const fn rollover_up_to(mut self, capacity: u64) -> Self {
-        assert!(
-            capacity >= self.limit,
-            "a rollover capacity is at least the limit: write .rollover_up_to(n) with n >= limit"
-        );
-        self.capacity = capacity;
-        self.check_token_sum()
+    pub const fn rollover_up_to(self, capacity: u64) -> Self {
+        expect_quota(self.with_room(capacity, self.max_reserved))
     }
 
     /// Allows [`Limiter::reserve`](crate::Limiter::reserve) to take up to `max_reserved` tokens of
@@ -421,19 +412,15 @@ impl Quota {
     /// # Panics
     /// If `max_reserved` and the capacity add up to more than [`MAX_TOKENS`](Self::MAX_TOKENS).
     #[track_caller]
-    pub const fn reserve_up_to(mut self, max_reserved: u64) -> Self {
-        self.max_reserved = max_reserved;
-        self.check_token_sum()
+    pub const fn reserve_up_to(self, max_reserved: u64) -> Self {
+        expect_quota(self.with_room(self.capacity, max_reserved))
     }
 
-    #[track_caller]
-    const fn check_token_sum(self) -> Self {
-        assert!(
-            self.max_reserved <= Self::MAX_TOKENS
-                && self.capacity <= Self::MAX_TOKENS - self.max_reserved,
-            "a quota's capacity and what may be reserved are together at most 2^53 - 1"
-        );
-        self
+    const fn with_room(self, capacity: u64, max_reserved: u64) -> Result<Self, &'static str> {
+        if capacity < self.limit || capacity.saturating_add(max_reserved) > Self::MAX_TOKENS {
+            return Err(CAPACITY);
+        }
+        Ok(Self { capacity, max_reserved, ..self })
     }
 
     /// Combines this quota with another one, as in the example of [`Quotas`]. A request passes only

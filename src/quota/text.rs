@@ -1,14 +1,13 @@
 //! Quotas as text, `"33/minute, 2000/hour"`: parsed, and written.
 
 use std::fmt;
-use std::mem;
 use std::str::FromStr;
 use std::time::Duration;
 
 use super::calendar::{Calendar, Period, Weekday};
 use super::{
-    Anchor, CALENDAR_ANCHOR, DAY_MS, LIMIT_TOO_LARGE, MONDAY_MS, NOT_A_CALENDAR, Plan, Quota,
-    Quotas, WEEK_MS, WINDOW_TOO_LONG,
+    Anchor, CALENDAR_ANCHOR, CAPACITY, DAY_MS, LIMIT_TOO_LARGE, MONDAY_MS, NOT_A_CALENDAR, Plan,
+    Quota, Quotas, WEEK_MS, WINDOW_TOO_LONG,
 };
 
 /// Units, longest first, with the names that are parsed. A unit alone is printed by its first name,
@@ -107,18 +106,9 @@ impl std::error::Error for ParseQuotaError {}
 
 type Parsed<T> = Result<T, ParseQuotaError>;
 
-/// The messages for options that occur twice: the first is for the three that choose where windows
-/// begin.
-const ONCE: [&str; 5] = [
-    "windows begin in one way: keep one of staggered, from-first-request, starting-at=",
-    "rollover-up-to= is here twice: keep one",
-    "reserve-up-to= is here twice: keep one",
-    "windows begin on one day: keep one of the two after \"from\"",
-    "a calendar has one time zone: keep one of the two after \"in\"",
-];
+const BEGINNINGS: [&str; 3] = ["staggered", "from-first-request", "starting-at="];
+const A_BEGINNING: &str = "one of staggered, from-first-request, starting-at=";
 const AN_OPTION: &str = "a comma, the end, or one of staggered, from-first-request, starting-at=, rollover-up-to=, reserve-up-to=, from, in";
-const CAPACITY: &str =
-    "a rollover capacity is at least the limit and, with what may be reserved, at most 2^53 - 1";
 const A_NUMBER: &str = "a whole number of at most 2^53 - 1";
 
 /// The words of a quota, and the text that they are parts of, for the column of an error.
@@ -170,57 +160,36 @@ impl<'a> Words<'a> {
     }
 
     fn with_options(&mut self, mut quota: Quota) -> Parsed<Quota> {
-        let mut seen = [false; ONCE.len()];
+        let mut seen = Vec::new();
         loop {
             let word = self.next();
             let (option, value) = word.split_at(word.find('=').map_or(word.len(), |at| at + 1));
-            let kind = match option {
+            let kind = if BEGINNINGS.contains(&option) { A_BEGINNING } else { option };
+            if seen.contains(&kind) {
+                return Err(self.error(word, format!("{kind} is here already: keep one")));
+            }
+            seen.push(kind);
+            let value = if ["from", "in"].contains(&option) { self.next() } else { value };
+            let changed = match option {
                 "" => return Ok(quota),
-                "staggered" | "from-first-request" | "starting-at=" => 0,
-                "rollover-up-to=" => 1,
-                "reserve-up-to=" => 2,
-                "from" => 3,
-                "in" => 4,
+                "staggered" => quota.anchored(Anchor::Staggered),
+                "from-first-request" => quota.anchored(Anchor::FirstRequest),
+                "starting-at=" => quota.since(self.span(value, ", day or week")?),
+                "rollover-up-to=" => {
+                    quota.with_room(self.number(value, A_NUMBER)?, quota.max_reserved)
+                }
+                "reserve-up-to=" => quota.with_room(quota.capacity, self.number(value, A_NUMBER)?),
+                "from" => quota.starting_on(self.first_day(value)?),
+                "in" if value.is_empty() => {
+                    return Err(self.expected(value, "a time zone, as in Europe/Berlin"));
+                }
+                "in" => quota.in_named_zone(value),
                 _ => return Err(self.expected(word, AN_OPTION)),
             };
-            if mem::replace(&mut seen[kind], true) {
-                return Err(self.error(word, ONCE[kind]));
-            }
-            let is_fixed = match option {
-                "from" => seen[0],
-                "starting-at=" => seen[3] || seen[4],
-                _ => kind == 0 && matches!(quota.anchor, Anchor::Calendar(_)),
-            };
-            if is_fixed {
-                return Err(self.error(word, CALENDAR_ANCHOR));
-            }
-            match option {
-                "staggered" => quota = quota.staggered(),
-                "from-first-request" => quota = quota.from_first_request(),
-                "starting-at=" => {
-                    quota = quota.starting_at(self.span(value, ", day or week")?);
-                }
-                "rollover-up-to=" => quota.capacity = self.number(value, A_NUMBER)?,
-                "reserve-up-to=" => quota.max_reserved = self.number(value, A_NUMBER)?,
-                _ => {
-                    let value = self.next();
-                    let on_calendar = match option {
-                        "in" if value.is_empty() => {
-                            return Err(self.expected(value, "a time zone, as in Europe/Berlin"));
-                        }
-                        "in" => quota.in_named_zone(value),
-                        _ => quota.starting_on(self.first_day(value)?),
-                    };
-                    quota = on_calendar.map_err(|error| {
-                        let is_of_word = [NOT_A_CALENDAR, CALENDAR_ANCHOR].contains(&error);
-                        self.error(if is_of_word { word } else { value }, error)
-                    })?;
-                }
-            }
-            let sum = quota.capacity.saturating_add(quota.max_reserved);
-            if quota.capacity < quota.limit || sum > Quota::MAX_TOKENS {
-                return Err(self.error(word, CAPACITY));
-            }
+            quota = changed.map_err(|error| {
+                let is_of_word = [NOT_A_CALENDAR, CALENDAR_ANCHOR, CAPACITY].contains(&error);
+                self.error(if is_of_word { word } else { value }, error)
+            })?;
         }
     }
 
