@@ -311,6 +311,34 @@ async fn what_can_never_pass_is_refused_at_once() {
     }
 }
 
+/// A limit was lowered while the first one waited. Those behind it wait for the other limit.
+#[tokio::test(start_paused = true)]
+async fn those_behind_one_that_can_never_pass_are_told_when_to_come_back() {
+    let cost = |parts: &Parts| if parts.uri.path() == "/never" { 5 } else { 1 };
+    let limits = Limits::new([
+        Quota::per_minute(10).name("lowered").key(Key::global()).cost_fn(cost),
+        Quota::per_hour(1).name("full").key(Key::global()),
+    ]);
+    let layer = FixedWindowLayer::new(limits.store(paused_memory())).queue(2, secs(7_200));
+    let service = noting(&layer, &Served::default());
+    all_pass(&service, [get("/")]).await;
+    let never = tokio::spawn(service.clone().oneshot(get("/never")));
+    tokio::task::yield_now().await;
+    let mut behind = send(&service, 1);
+    sleep(ms(1)).await;
+    Limits::from(&layer).limiter("lowered").set_quotas(Quota::per_minute(4));
+    let Ok(never) = never.await.expect("no panic");
+    assert_eq!(never.status(), 429);
+    assert!(!never.headers().contains_key("retry-after"));
+
+    behind.extend(send(&service, 1));
+    sleep(ms(1)).await;
+    let Ok(refused) = service.clone().oneshot(get("/")).await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(refused.headers()["x-ratelimit-resource"], "full");
+    assert!(refused.headers().contains_key("retry-after"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_others_return_is_noticed_when_the_first_asks_again() {
     returned_elsewhere(paused_memory()).await;
