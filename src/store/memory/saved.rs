@@ -15,21 +15,20 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::super::sharded::Sharded;
-use super::super::sharded::seeds::Seeds;
+use super::super::sharded::{Sharded, seeds};
 use super::format;
 use super::locked::ShardLock;
 use super::{Memory, MemoryStore};
 use crate::observe::{self, Saves};
 use crate::sync::unique_number;
 
-fn load(file: &LockedFile, memory: &mut Memory) -> io::Result<Option<Seeds>> {
+fn load(file: &LockedFile, memory: &mut Memory) -> io::Result<Option<u64>> {
     let Some(bytes) = file.read()? else { return Ok(None) };
     let (name, now) = (file.path.display(), memory.time.now().at);
-    let (seeds, at) = format::read(&bytes, memory, now)
+    let (seed, at) = format::read(&bytes, memory, now)
         .map_err(|error| io::Error::new(error.kind(), format!("can't use {name}: {error}")))?;
     observe::counts_loaded(&name, bytes.len() as u64, now.saturating_sub(at));
-    Ok(Some(seeds))
+    Ok(Some(seed))
 }
 
 impl MemoryStore {
@@ -105,15 +104,15 @@ impl MemoryStore {
         };
         // Receipts of what was counted before are another store's.
         memory.number = unique_number();
-        let seeds = found.unwrap_or_else(|| {
-            let seeds = Seeds::random();
+        let seed = found.unwrap_or_else(|| {
+            let seed = seeds::random();
             let empty = (0..memory.shards.count).map(|_| ShardLock::default());
-            memory.shards = Sharded::seeded(empty, seeds);
-            seeds
+            memory.shards = Sharded::seeded(empty, seed);
+            seed
         });
         let mut store = Self::of(memory);
         let memory = Arc::clone(&store.memory);
-        let save = move || file.replace(|out| format::write(&memory, seeds, out));
+        let save = move || file.replace(|out| format::write(&memory, seed, out));
         store.saver = Some(Arc::new(Saver::start(name, every, save)?));
         Ok(store)
     }

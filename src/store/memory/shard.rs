@@ -421,19 +421,15 @@ impl Shard {
     }
 }
 
-/// The parts that a file keeps: the tables, bucket by bucket, and the times.
+/// The parts that a file keeps: the tables, bucket by bucket.
 #[cfg(feature = "saved")]
 impl Shard {
     pub(super) fn buckets(&self) -> [&[Bucket<Count>]; 2] {
         [&self.table, &self.overflow].map(Table::buckets)
     }
 
-    pub(super) fn times(&self) -> [i64; 2] {
-        [self.latest, self.stepped_back_at]
-    }
-
+    /// What runs later than now is of a clock that was ahead, which has stepped back.
     pub(super) fn restored(
-        [latest, stepped_back_at]: [i64; 2],
         own: Vec<Bucket<Count>>,
         shared: Vec<Bucket<Count>>,
         max_buckets: usize,
@@ -442,14 +438,15 @@ impl Shard {
         if own.is_empty() {
             return Self::default();
         }
-        let table = Table::restored(own, max_buckets, now);
         // The number of shared entries selects a key's entry, so it must not change while one runs.
         let buckets = shared.len();
-        let shared = Table::restored(shared, buckets, now);
-        let overflow_until = shared.last_end();
-        let overflow = if overflow_until > 0 { shared } else { Table::default() };
-        let mut restored =
-            Self { table, overflow, overflow_until, overflowed: 0, latest, stepped_back_at };
+        let (table, overflow) =
+            (Table::restored(own, max_buckets, now), Table::restored(shared, buckets, now));
+        let mut restored = Self { table, overflow, ..Self::default() };
+        restored.step_back(now);
+        if restored.overflow_until == 0 {
+            restored.overflow = Table::default();
+        }
         restored.prepare_overflow();
         restored
     }

@@ -1,8 +1,7 @@
-//! Seeds of hashes that another process can repeat, and a probe that shows whether it does.
+//! The seed of a hash that another process can repeat, and a probe that shows whether it does.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
@@ -10,63 +9,52 @@ use foldhash::quality::SeedableRandomState;
 use super::super::account::Scope;
 use super::{Aligned, Sharded, fingerprint, hash};
 use crate::key::Key;
-use crate::quota::{Quota, Weekday};
+use crate::quota::{Quota, Weekday, fmix64};
+use crate::sync::{self, Mutex};
 
-#[derive(Clone, Copy)]
-pub(in crate::store) struct Seeds {
-    pub(in crate::store) own: u64,
-    /// Shared by all new files of a process, since the `SharedSeed` made of it is never freed.
-    pub(in crate::store) shared: u64,
+static ALL: Mutex<BTreeMap<u64, &SharedSeed>> = Mutex::new(BTreeMap::new());
+
+/// New files of a process have one seed, since the `SharedSeed` made of it is never freed.
+pub(in crate::store) fn random() -> u64 {
+    // The standard library seeds its hashes from the system's source of randomness.
+    let random = || RandomState::new().hash_one(0);
+    sync::lock(&ALL).keys().next().copied().unwrap_or_else(random)
 }
 
-static SHARED: Mutex<BTreeMap<u64, &SharedSeed>> = Mutex::new(BTreeMap::new());
+fn hasher(seed: u64) -> SeedableRandomState {
+    let mut all = sync::lock(&ALL);
+    let new = || &*Box::leak(Box::new(SharedSeed::from_u64(seed)));
+    SeedableRandomState::with_seed(fmix64(seed), all.entry(seed).or_insert_with(new))
+}
 
-impl Seeds {
-    pub(in crate::store) fn random() -> Self {
-        // The standard library seeds its hashes from the system's source of randomness.
-        let random = || RandomState::new().hash_one(0);
-        let shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = shared.keys().next().copied();
-        Self { own: random(), shared: shared.unwrap_or_else(random) }
+/// Hashes known keys in each way that the hash and the counters have. A build with another
+/// digest would find no entry by these seeds.
+pub(in crate::store) fn probe(seed: u64) -> u64 {
+    let hasher = hasher(seed);
+    let scope = Scope::named("probe");
+    let month = Quota::per_month(1);
+    // The hash has ways of its own for keys of some lengths.
+    let counters = [
+        (0, Quota::per_week(1)),
+        (1, Quota::per_minute(1).staggered()),
+        (2, Quota::per_day(1).from_first_request()),
+        (4, month),
+        (20, month.from_day(15)),
+        (40, Quota::per_week(1).from_weekday(Weekday::Sunday)),
+    ];
+    let mut probe = 0;
+    for (parts, quota) in counters {
+        let mut key = Key::global();
+        (0..parts).for_each(|_| key.append(&Key::from("a part")));
+        probe = fingerprint(hash(&hasher, &scope, &key) ^ probe, &quota);
     }
-
-    fn hasher(self) -> SeedableRandomState {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let seed = shared
-            .entry(self.shared)
-            .or_insert_with(|| Box::leak(Box::new(SharedSeed::from_u64(self.shared))));
-        SeedableRandomState::with_seed(self.own, seed)
-    }
-
-    /// Hashes known keys in each way that the hash and the counters have. A build with another
-    /// digest would find no entry by these seeds.
-    pub(in crate::store) fn probe(self) -> u64 {
-        let hasher = self.hasher();
-        let scope = Scope::named("probe");
-        let month = Quota::per_month(1);
-        // The hash has ways of its own for keys of some lengths.
-        let counters = [
-            (0, Quota::per_week(1)),
-            (1, Quota::per_minute(1).staggered()),
-            (2, Quota::per_day(1).from_first_request()),
-            (4, month),
-            (20, month.from_day(15)),
-            (40, Quota::per_week(1).from_weekday(Weekday::Sunday)),
-        ];
-        let mut probe = 0;
-        for (parts, quota) in counters {
-            let mut key = Key::global();
-            (0..parts).for_each(|_| key.append(&Key::from("a part")));
-            probe = fingerprint(hash(&hasher, &scope, &key) ^ probe, &quota);
-        }
-        probe
-    }
+    probe
 }
 
 impl<S: Default> Sharded<S> {
-    pub(in crate::store) fn seeded(shards: impl Iterator<Item = S>, seeds: Seeds) -> Self {
+    pub(in crate::store) fn seeded(shards: impl Iterator<Item = S>, seed: u64) -> Self {
         let shards: Box<[_]> = shards.map(Aligned).collect();
         let count = shards.len();
-        Self::hashed_by(seeds.hasher(), shards.into(), count)
+        Self::hashed_by(hasher(seed), shards.into(), count)
     }
 }
