@@ -4,13 +4,14 @@
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 use super::Store;
 use super::charge::{Charge, OwnedCharge};
+use super::remote::{LATE, with_deadline};
 use super::reply::{Fault, Reply, StoreError};
 use crate::decision::Decision;
-use crate::sync::{Instant, Sleep};
+use crate::sync::Instant;
 
 #[inline(never)]
 pub(super) fn charge_lines(store: &Arc<dyn Store>, charge: Charge<'_>) -> Reply<Decision> {
@@ -100,35 +101,24 @@ impl SequentialCharge {
         let next = charge.line(self.passed.len());
         // The store ends the first call at the deadline itself.
         let ends = self.ends.filter(|_| !self.passed.is_empty());
-        if ends.is_some_and(|ends| ends <= Instant::now()) {
-            return self.stand_in(next).await;
-        }
-        let mut sleep = ends.and_then(Sleep::until);
-        // A reply is sent with its first poll. From then on, a drop has to return its tokens.
-        let mut reply = self.in_flight.insert(self.store.charge(next));
-        let answer = poll_fn(|cx| match Pin::new(&mut reply).poll(cx) {
-            Poll::Ready(answer) => Poll::Ready(Some(answer)),
-            Poll::Pending => poll_deadline(&mut sleep, cx).map(|()| None),
-        });
-        match answer.await {
-            Some(answer) => {
+        let mut is_late = ends.is_some_and(|ends| ends <= Instant::now());
+        if !is_late {
+            // A reply is sent with its first poll. From then on, a drop has to return its tokens.
+            let reply = self.in_flight.insert(self.store.charge(next));
+            let late = || {
+                is_late = true;
+                StoreError::new(LATE)
+            };
+            let answer = with_deadline(ends, reply, late).await;
+            if !is_late {
                 self.in_flight = None;
-                answer
+                return answer;
             }
-            None => {
-                self.return_in_flight();
-                let charge = self.charge.as_charge();
-                self.stand_in(charge.line(self.passed.len())).await
-            }
+            self.return_in_flight();
         }
-    }
-
-    fn stand_in(&self, line: Charge<'_>) -> Reply<Decision> {
-        let late = StoreError::new("the store did not answer in time");
-        match self.store.remote() {
-            Some(remote) => remote.caller.stand_in(line, late),
-            None => Reply::from(Err(late)),
-        }
+        let (charge, late) = (self.charge.as_charge(), StoreError::new(LATE));
+        let Some(remote) = self.store.remote() else { return Err(late) };
+        remote.caller.stand_in(charge.line(self.passed.len()), late)
     }
 
     /// Peeks at the lines that were not charged. `refusal` is that of the next line.
@@ -146,9 +136,8 @@ impl SequentialCharge {
     async fn return_passed(&mut self, mut peeks: Vec<Reply<Decision>>) -> Vec<Option<Decision>> {
         self.begin_returning();
         let mut looks: Vec<_> = peeks.iter().map(|_| None).collect();
-        let mut sleep = self.ends.and_then(Sleep::until);
         let returning = &mut self.returning;
-        poll_fn(|cx| {
+        let all = poll_fn(|cx| {
             returning.retain_mut(|reply| Pin::new(reply).poll(cx).is_pending());
             for (look, peek) in looks.iter_mut().zip(&mut peeks) {
                 if look.is_none()
@@ -157,10 +146,12 @@ impl SequentialCharge {
                     *look = Some(answer.ok());
                 }
             }
-            let is_done = returning.is_empty() && looks.iter().all(Option::is_some);
-            if is_done { Poll::Ready(()) } else { poll_deadline(&mut sleep, cx) }
-        })
-        .await;
+            match returning.is_empty() && looks.iter().all(Option::is_some) {
+                true => Poll::Ready(Ok(())),
+                false => Poll::Pending,
+            }
+        });
+        let _ = with_deadline(self.ends, all, || StoreError::new(LATE)).await;
         looks.into_iter().map(Option::flatten).collect()
     }
 
@@ -194,8 +185,4 @@ impl Drop for SequentialCharge {
 fn merge(decided: &[Option<Decision>]) -> Decision {
     let line = |place: usize| decided[place].clone();
     Decision::of_lines(decided.len(), line).expect("a line is decided")
-}
-
-fn poll_deadline(sleep: &mut Option<Sleep>, cx: &mut Context<'_>) -> Poll<()> {
-    sleep.as_mut().map_or(Poll::Pending, |sleep| sleep.poll(cx))
 }

@@ -219,7 +219,7 @@ impl Store for Remote {
             let decision = match caller.call_store(scope, key, |store| store.charge(charge)).await {
                 // A single line can't lie apart.
                 Err(error) if error.fault != Fault::Apart || charge.is_single() => {
-                    return caller.stand_in(charge, error).await;
+                    return caller.stand_in(charge, error);
                 }
                 answer => answer?,
             };
@@ -345,7 +345,11 @@ impl Caller {
         Decision::of_lines(charge.len(), look).ok_or(all_sent)
     }
 
-    pub(crate) fn stand_in(&self, charge: Charge<'_>, error: StoreError) -> Reply<Decision> {
+    pub(super) fn stand_in(
+        &self,
+        charge: Charge<'_>,
+        error: StoreError,
+    ) -> Result<Decision, StoreError> {
         if !charge.is_peek() {
             let scopes = charge.lines().map(|(account, _)| account.scope);
             scopes.for_each(|scope| scope.observe().event(self.policy(), 1));
@@ -353,12 +357,12 @@ impl Caller {
         }
         match self.on_failure {
             OnStoreFailure::Local => {
-                let nodes = self.nodes;
-                let share = charge.to_owned().share(nodes.get().into());
-                let decided = self.node.fallback.charge(share.as_charge());
-                decided.map(move |decision| decision.into_local(nodes))
+                let share = charge.to_owned().share(self.nodes.get().into());
+                // A memory answers at once.
+                let decided = self.node.fallback.charge(share.as_charge()).into_now();
+                Ok(decided.unwrap_or(Err(error))?.into_local(self.nodes))
             }
-            policy => Reply::from(Err(error.under(policy))),
+            policy => Err(error.under(policy)),
         }
     }
 
