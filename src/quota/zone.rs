@@ -11,7 +11,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError};
 
 #[cfg(feature = "time-zones")]
 use jiff::tz::{self, TimeZone};
@@ -37,7 +37,7 @@ struct LoadedZone {
     recent: RecentWindows,
 }
 
-static LOADED: RwLock<BTreeMap<&str, &LoadedZone>> = RwLock::new(BTreeMap::new());
+static LOADED: Mutex<BTreeMap<&str, &LoadedZone>> = Mutex::new(BTreeMap::new());
 
 static RECENT_UTC: RecentWindows = RecentWindows::new();
 
@@ -49,11 +49,10 @@ impl Zone {
         if name.eq_ignore_ascii_case("UTC") {
             return Ok(Self::UTC);
         }
-        let loaded = LOADED.read().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(zone) = loaded.get(name) {
             return Ok(Self(Some(zone)));
         }
-        drop(loaded);
         // Tests give a zone the clock of another one, as another edition of the zone data may do:
         // `Etc/GMT+12=Etc/GMT+11` has the counters of the first, and the days of the second.
         let edition = name.split_once('=').filter(|_| cfg!(feature = "testing"));
@@ -61,7 +60,6 @@ impl Zone {
         let (_, spelled) = load_rules(zone)?;
         let (rules, _) = load_rules(clock)?;
         let found_by = if edition.is_some() { name.to_owned() } else { spelled.clone() };
-        let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(zone) = loaded.get(&*found_by) {
             return Ok(Self(Some(zone)));
         }

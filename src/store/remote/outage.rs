@@ -1,6 +1,5 @@
 //! Logs when a store begins to fail and when it is back, not each request.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::super::reply::StoreError;
@@ -12,10 +11,7 @@ const STEADY: Duration = Duration::from_secs(1);
 const MAX_CAUSES: usize = 8;
 
 #[derive(Default)]
-pub(super) struct Outage {
-    is_on: AtomicBool,
-    state: Mutex<Option<Failing>>,
-}
+pub(super) struct Outage(Mutex<Option<Failing>>);
 
 struct Failing {
     since: Instant,
@@ -28,12 +24,13 @@ struct Failing {
 impl Outage {
     /// If the handle's outage is on already, it was told why.
     pub(super) fn begin(&self, domain: u64, error: &StoreError) -> bool {
-        !self.is_on.load(Ordering::Relaxed) && self.note_failure(domain, error)
+        let is_on = sync::lock(&self.0).is_some();
+        !is_on && self.note_failure(domain, error)
     }
 
     pub(super) fn note_failure(&self, domain: u64, error: &StoreError) -> bool {
         let cause = (domain, error.to_string());
-        let mut state = sync::lock(&self.state);
+        let mut state = sync::lock(&self.0);
         match &mut *state {
             Some(failing) => {
                 failing.well_since = None;
@@ -46,7 +43,6 @@ impl Outage {
             None => {
                 let (since, causes) = (Instant::now(), vec![cause]);
                 *state = Some(Failing { since, causes, well_since: None, answered_without: 0 });
-                self.is_on.store(true, Ordering::Relaxed);
             }
         }
         true
@@ -55,10 +51,7 @@ impl Outage {
     /// If the store is back, returns how many requests were answered without it, and how long it
     /// failed.
     pub(super) fn note_success(&self) -> Option<(u64, Duration)> {
-        if !self.is_on.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut state = sync::lock(&self.state);
+        let mut state = sync::lock(&self.0);
         let failing = state.as_mut()?;
         let now = Instant::now();
         let well_since = *failing.well_since.get_or_insert(now);
@@ -67,12 +60,11 @@ impl Outage {
         }
         let back = (failing.answered_without, well_since - failing.since);
         *state = None;
-        self.is_on.store(false, Ordering::Relaxed);
         Some(back)
     }
 
     pub(super) fn count_answers_without(&self, answers: i64) {
-        if let Some(failing) = &mut *sync::lock(&self.state) {
+        if let Some(failing) = &mut *sync::lock(&self.0) {
             failing.answered_without = failing.answered_without.saturating_add_signed(answers);
         }
     }
