@@ -219,17 +219,10 @@ impl<'a> Window<'a> {
     }
 
     #[inline]
-    pub(crate) fn available(&self, reserve: bool) -> u64 {
-        if self.quota.limit == 0 {
-            return 0;
-        }
-        let debt = if reserve { self.quota.max_reserved as i64 } else { 0 };
-        (limit(self.quota) + debt).saturating_sub(self.used).max(0) as u64
-    }
-
-    #[inline]
     pub(crate) fn fits(&self, cost: u64, reserve: bool) -> bool {
-        cost <= self.available(reserve)
+        let debt = if reserve { self.quota.max_reserved as i64 } else { 0 };
+        let left = (limit(self.quota) + debt).saturating_sub(self.used).max(0) as u64;
+        cost <= left && (cost == 0 || self.quota.limit > 0)
     }
 
     /// Takes tokens even if they don't fit (S15 may overdraw).

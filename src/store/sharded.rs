@@ -75,11 +75,6 @@ impl<S: Default> Sharded<S> {
         self.salt ^ scope.id()[0]
     }
 
-    #[cfg(feature = "saved")]
-    pub(super) fn at(&self, shard: usize) -> &S {
-        &self.shards()[shard].0
-    }
-
     #[inline(always)]
     fn shards(&self) -> &[Aligned<S>] {
         match self.shards.get() {

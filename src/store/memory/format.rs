@@ -47,13 +47,12 @@ pub(super) fn write(memory: &Memory, seed: u64, out: &mut impl Write) -> io::Res
         written.map(|()| sum)
     };
 
-    let count = memory.shards.count;
-    put(&mut bytes, [VERSION, count as u64, seed, seeds::probe(seed)]);
+    put(&mut bytes, [VERSION, memory.shards.count as u64, seed, seeds::probe(seed)]);
     // The earliest and the latest start of a window.
     let mut starts = (i64::MAX, i64::MIN);
     let mut copies = [Vec::new(), Vec::new()];
-    for shard in 0..count {
-        let shard = memory.shards.at(shard).lock();
+    for shard in memory.shards.iter() {
+        let shard = shard.lock();
         copies.iter_mut().zip(shard.buckets()).for_each(|(copy, table)| table.clone_into(copy));
         drop(shard);
         copies.iter().for_each(|table| write_table(table, now, &mut starts, &mut bytes));
