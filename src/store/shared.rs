@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::hash::{BuildHasher, RandomState};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -187,14 +187,13 @@ pub struct Write {
 /// is not made.
 ///
 /// Clones share the counters and the calls. It needs a tokio runtime.
-#[derive(Clone)]
-pub struct Shared {
-    calls: Arc<SharedCalls>,
+pub struct Shared<C> {
+    calls: Arc<SharedCalls<C>>,
     deadline: Duration,
 }
 
-struct AnyTable {
-    counters: Box<dyn AnyCounters>,
+struct SharedTable<C> {
+    counters: C,
     /// The server's time less the system's, as it was last read.
     ahead: AtomicI64,
     hasher: RandomState,
@@ -210,12 +209,11 @@ struct Recent {
     unread: u32,
 }
 
-impl Shared {
+impl<C: Counters> Shared<C> {
     /// Makes a store from a table of counters: [`Counters`] has an example.
-    pub fn around(counters: impl Counters) -> Self {
-        let counters = Box::new(counters);
+    pub fn around(counters: C) -> Self {
         let (ahead, hasher) = Default::default();
-        let calls = Arc::new(SharedCalls::new(AnyTable { counters, ahead, hasher }));
+        let calls = Arc::new(SharedCalls::new(SharedTable { counters, ahead, hasher }));
         Self { calls, deadline: Duration::MAX }
     }
 
@@ -229,32 +227,10 @@ impl Shared {
     }
 }
 
-/// `Counters`, of any type.
-trait AnyCounters: Send + Sync {
-    fn read<'a>(&'a self, counters: &'a [CounterId]) -> Called<'a, (u64, Vec<Option<State>>)>;
-    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Written>;
-    fn reset<'a>(&'a self, scope: &'a str, key: &'a Key) -> Called<'a, ()>;
-}
-
 /// The server's time, and of each group what [`Counters::write`] says.
 type Written = (u64, Vec<Option<u64>>);
-type Called<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-impl<C: Counters> AnyCounters for C {
-    fn read<'a>(&'a self, counters: &'a [CounterId]) -> Called<'a, (u64, Vec<Option<State>>)> {
-        Box::pin(Counters::read(self, counters))
-    }
-
-    fn write<'a>(&'a self, groups: &'a [Vec<Write>]) -> Called<'a, Written> {
-        Box::pin(Counters::write(self, groups))
-    }
-
-    fn reset<'a>(&'a self, scope: &'a str, key: &'a Key) -> Called<'a, ()> {
-        Box::pin(Counters::reset(self, scope, key))
-    }
-}
-
-impl AnyTable {
+impl<C: Counters> SharedTable<C> {
     async fn read(&self, counters: &[CounterId]) -> Result<(u64, Vec<Option<State>>), StoreError> {
         let (now, had) = self.counters.read(counters).await?;
         if had.len() != counters.len() {
@@ -326,7 +302,7 @@ impl Recent {
     }
 }
 
-impl AnyTable {
+impl<C: Counters> SharedTable<C> {
     /// Answers the questions, and returns those to ask again, and how long the call took.
     ///
     /// Questions that have lost before have their counters read again right behind the write: of two
@@ -474,14 +450,12 @@ fn fail<T>(
     again
 }
 
-fn undecided() -> StoreError {
-    StoreError::new("the charge was not decided")
-}
-
-impl Store for Shared {
+impl<C: Counters> Store for Shared<C> {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         let (this, asked) = (self.clone(), Asked::Charge(charge.to_owned()));
-        Reply::later(async move { this.ask(asked).await?.ok_or_else(undecided) })
+        Reply::later(async move {
+            this.ask(asked).await?.ok_or_else(|| StoreError::new("the charge was not decided"))
+        })
     }
 
     fn charges_together(&self) -> bool {
@@ -506,7 +480,7 @@ impl Store for Shared {
     }
 
     fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
-        Some(Arc::new(Self { deadline, ..self.clone() }))
+        Some(Arc::new(Self { calls: Arc::clone(&self.calls), deadline }))
     }
 
     /// The server's, as far as it is known from its last answer.
@@ -515,7 +489,13 @@ impl Store for Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl<C> Clone for Shared<C> {
+    fn clone(&self) -> Self {
+        Self { calls: Arc::clone(&self.calls), deadline: self.deadline }
+    }
+}
+
+impl<C> fmt::Debug for Shared<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Shared")
     }

@@ -230,18 +230,18 @@ fn run(job: impl Future<Output = ()>) {
 }
 
 /// Charges a key of the scope `one`, of 5 in a minute, and returns whether it passed.
-async fn charge(store: &Shared, key: u64) -> Result<bool, StoreError> {
+async fn charge(store: &Shared<Table>, key: u64) -> Result<bool, StoreError> {
     charge_under(store, key, 5).await
 }
 
-async fn charge_under(store: &Shared, key: u64, limit: u64) -> Result<bool, StoreError> {
+async fn charge_under(store: &Shared<Table>, key: u64, limit: u64) -> Result<bool, StoreError> {
     let (scope, key) = (Scope::named("one"), Key::from(key));
     let quotas = Quota::per_minute(limit).into();
     let decision = store.charge(Charge::new(Account::new(&scope, &quotas, &key), 1)).await?;
     Ok(decision.is_allowed())
 }
 
-fn spawn_charge(store: &Shared, key: u64) -> JoinHandle<Result<bool, StoreError>> {
+fn spawn_charge(store: &Shared<Table>, key: u64) -> JoinHandle<Result<bool, StoreError>> {
     let store = store.clone();
     tokio::spawn(async move { charge(&store, key).await })
 }
@@ -831,7 +831,7 @@ impl World {
         }
     }
 
-    async fn caller(self: Arc<Self>, store: Shared, mut chance: fastrand::Rng) {
+    async fn caller(self: Arc<Self>, store: Shared<Table>, mut chance: fastrand::Rng) {
         for _ in 0..12 {
             let (key, cost) = (chance.u64(0..3), chance.u64(1..4));
             let charged = [&[0_usize][..], &[1, 2], &[2]][chance.usize(0..3)];

@@ -9,7 +9,7 @@ use tower_fixed_window::store::Shared;
 use tower_fixed_window::{Limit, ManualClock, Quota};
 use tower_fixed_window_conformance::conformance;
 
-fn open(path: &Path, clock: &ManualClock) -> Shared {
+fn open(path: &Path, clock: &ManualClock) -> Shared<SqliteCounters> {
     Shared::around(SqliteCounters::open(path).expect("a file").clock(clock.clone()))
 }
 

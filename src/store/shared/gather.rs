@@ -21,7 +21,7 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::step::Asked;
-use super::{AnyTable, Recent};
+use super::{Counters, Recent, SharedTable};
 use crate::decision::Decision;
 use crate::store::remote::{LATE, with_deadline};
 use crate::store::reply::StoreError;
@@ -142,16 +142,16 @@ impl WaitingQuestion {
 }
 
 /// Each runtime has calls of its own, so that its end does not affect the others.
-pub(super) struct SharedCalls {
-    pub(super) table: Arc<AnyTable>,
-    runtimes: Mutex<HashMap<Id, OfRuntime>>,
+pub(super) struct SharedCalls<C> {
+    pub(super) table: Arc<SharedTable<C>>,
+    runtimes: Mutex<HashMap<Id, OfRuntime<C>>>,
 }
 
 /// The task that keeps it ends with the runtime, or when the sender is dropped.
-type OfRuntime = (Weak<Gathering>, oneshot::Sender<()>);
+type OfRuntime<C> = (Weak<Gathering<C>>, oneshot::Sender<()>);
 
-impl SharedCalls {
-    pub(super) fn new(table: AnyTable) -> Self {
+impl<C: Counters> SharedCalls<C> {
+    pub(super) fn new(table: SharedTable<C>) -> Self {
         Self { table: Arc::new(table), runtimes: Mutex::default() }
     }
 
@@ -181,7 +181,7 @@ impl SharedCalls {
         with_deadline(until, answer, || failed(LATE)).await
     }
 
-    fn of_this_runtime(&self) -> Result<Arc<Gathering>, StoreError> {
+    fn of_this_runtime(&self) -> Result<Arc<Gathering<C>>, StoreError> {
         let outside = |_| StoreError::new("the store is called outside of a runtime").unsent();
         let runtime = Handle::try_current().map_err(outside)?;
         let (mut runtimes, id) = (sync::lock(&self.runtimes), runtime.id());
@@ -203,14 +203,14 @@ impl SharedCalls {
     }
 }
 
-struct Gathering {
-    table: Arc<AnyTable>,
+struct Gathering<C> {
+    table: Arc<SharedTable<C>>,
     runtime: Handle,
     queue: Mutex<Backlog>,
     recent: Mutex<Recent>,
 }
 
-impl Gathering {
+impl<C: Counters> Gathering<C> {
     fn change_queue<T>(self: &Arc<Self>, change: impl FnOnce(&mut Backlog) -> T) -> T {
         let mut queue = sync::lock(&self.queue);
         let changed = change(&mut queue);
@@ -236,7 +236,7 @@ impl Gathering {
     fn make_call(
         self: &Arc<Self>,
         Batch { questions, counters }: Batch,
-    ) -> impl Future<Output = ()> + Send + use<> {
+    ) -> impl Future<Output = ()> + Send + use<C> {
         let (this, of, at) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
         let busy = AtEnd(move || of.change_queue(|queue| queue.end_call(&counters)));
         let mut place = Some(AtEnd(move || at.change_queue(|queue| queue.in_flight -= 1)));
