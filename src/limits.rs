@@ -518,15 +518,16 @@ fn check_here(limiters: &[&Limiter], charge: Charge<'_>) -> Reply<Decision> {
 
 #[inline(never)]
 fn check_elsewhere(limiters: &[&Limiter], charge: Charge<'_>) -> Reply<Decision> {
-    let reply = limiters[0].store.charge(charge);
+    // Owned once: a store elsewhere keeps it, too.
+    let charge = charge.to_owned();
+    let reply = limiters[0].store.charge(charge.as_charge());
     if let Some(answer) = reply.as_now() {
         if let Ok(decision) = answer {
-            report(decision, limiters, charge);
+            report(decision, limiters, charge.as_charge());
         }
         return reply;
     }
     let limiters: Vec<_> = limiters.iter().copied().cloned().collect();
-    let charge = charge.to_owned();
     reply.map(move |decision| {
         let limiters: Vec<_> = limiters.iter().collect();
         report(&decision, &limiters, charge.as_charge());

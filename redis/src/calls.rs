@@ -12,7 +12,6 @@
 //! A question whose caller is gone before it is sent is not sent. Each runtime has its own
 //! connection and calls, as another runtime may end.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -157,11 +156,11 @@ impl Store for Calls {
 /// others. Nothing is left of one that has ended.
 struct Runtimes {
     servers: Arc<Servers>,
-    gathers: Mutex<HashMap<Id, OfRuntime>>,
+    gathers: Mutex<Vec<OfRuntime>>,
 }
 
 /// The task that keeps it ends with the runtime, or when the sender is dropped.
-type OfRuntime = (Weak<Gather>, oneshot::Sender<()>);
+type OfRuntime = (Id, Weak<Gather>, oneshot::Sender<()>);
 
 impl Runtimes {
     /// Connects at once if called in a runtime.
@@ -175,13 +174,14 @@ impl Runtimes {
         let outside = |_| StoreError::new("Redis is called outside of a tokio runtime").unsent();
         let runtime = Handle::try_current().map_err(outside)?;
         let (mut gathers, id) = (sync::lock(&self.gathers), runtime.id());
-        if let Some(gather) = gathers.get(&id).and_then(|(gather, _)| gather.upgrade()) {
+        let own = gathers.iter().find(|(of, ..)| *of == id);
+        if let Some(gather) = own.and_then(|(_, gather, _)| gather.upgrade()) {
             return Ok(gather);
         }
-        gathers.retain(|_, (gather, _)| gather.strong_count() > 0);
+        gathers.retain(|(_, gather, _)| gather.strong_count() > 0);
         let gather = Arc::new(Gather::new(Links::new(&self.servers), runtime.clone()));
         let (until, end) = oneshot::channel();
-        gathers.insert(id, (Arc::downgrade(&gather), until));
+        gathers.push((id, Arc::downgrade(&gather), until));
         let kept = Arc::clone(&gather);
         runtime.spawn(async move {
             let _ = end.await;

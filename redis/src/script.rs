@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
-use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value};
+use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value};
 
 use tower_fixed_window::Decision;
 use tower_fixed_window::store::{Account, Charge, State, Windows};
@@ -43,10 +43,6 @@ impl Lua {
         let code = lines.collect::<Vec<_>>().join("\n");
         Self { hash: Script::new(&code).get_hash().to_owned(), code }
     }
-}
-
-fn args_of(cmd: &Cmd) -> impl ExactSizeIterator<Item = &[u8]> {
-    cmd.args_iter().map(|arg| if let Arg::Simple(arg) = arg { arg } else { b"" })
 }
 
 /// In place of the tokens taken: the time is outside of the calendars' boundaries.

@@ -207,42 +207,37 @@ impl<'a> Charge<'a> {
     pub fn decide(
         &self,
         now: u64,
-        mut load: impl FnMut(&Account<'a>, &Quota) -> Option<State>,
+        load: impl FnMut(&Account<'a>, &Quota) -> Option<State>,
     ) -> (Decision, Vec<(Account<'a>, &'a Quota, State)>) {
-        let mut quotas = self.lines().flat_map(|(account, _)| {
-            account.quotas.as_slice().iter().map(move |quota| (account, quota))
+        let mut writes = Vec::new();
+        let decision = self.decide_in_order(now, load, |account, quota, state| {
+            writes.extend(state.map(|state| (account, quota, state)));
         });
-        let all = quotas.clone();
-        let load = || quotas.next().and_then(|(account, quota)| load(&account, quota));
-        let (decision, writes) = self.decide_in_order(now, load);
-        let written = |((account, quota), state): (_, Option<_>)| Some((account, quota, state?));
-        (decision, all.zip(writes).filter_map(written).collect())
+        (decision, writes)
     }
 
-    /// Loads the state of each quota of each line in order, once, and returns what to write in the
-    /// same order.
+    /// Loads the state of each quota of each line in order, once, and says in the same order what to
+    /// write. Nothing is said of a peek.
     pub(super) fn decide_in_order(
         &self,
         now: u64,
-        mut load: impl FnMut() -> Option<State>,
-    ) -> (Decision, Vec<Option<State>>) {
+        mut load: impl FnMut(&Account<'a>, &Quota) -> Option<State>,
+        mut write: impl FnMut(Account<'a>, &'a Quota, Option<State>),
+    ) -> Decision {
         let now = instant(now);
         let load = |(account, _): ChargeLine<'a>| {
-            let mut states = [None; Quotas::MAX];
-            states.iter_mut().zip(account.quotas).for_each(|(of, _)| *of = load());
-            account.windows(|i, quota| account.window(now, quota, states[i]))
+            account.windows(|_, quota| account.window(now, quota, load(&account, quota)))
         };
         let loaded: Vec<[_; Quotas::MAX]> = self.lines().map(load).collect();
         #[cfg(feature = "testing")]
         crate::sync::held_up::wait();
         let lines = self.lines().zip(&loaded);
         let lines = lines.map(|(line, windows)| self.with_windows(line, windows, 0));
-        let mut writes = vec![[None; Quotas::MAX]; self.len()];
-        let decision = Decision::over_lines(now, lines, |place, _, states| writes[place] = states);
-        let used = |(states, (account, _)): ([_; Quotas::MAX], ChargeLine<'a>)| {
-            states.into_iter().take(account.quotas.len())
-        };
-        (decision, writes.into_iter().zip(self.lines()).flat_map(used).collect())
+        Decision::over_lines::<{ Quotas::MAX }>(now, lines, |place, _, states| {
+            let (account, _) = self.line_at(place);
+            let of_quotas = account.quotas.into_iter().zip(states);
+            of_quotas.for_each(|(quota, state)| write(account, quota, state));
+        })
     }
 
     /// `shared` has a bit for each quota whose count other keys share.

@@ -20,11 +20,57 @@ const COMPARED: u64 = 4_096;
 /// What is asked of a key.
 pub(crate) struct Command {
     pub(crate) key: String,
-    /// Of the script; none for a reset, which is a call of its own.
-    pub(super) args: Cmd,
-    /// Of a plain charge: its tokens, and how many the script can count at once, which is the limit,
-    /// or how many fit between the starts of two windows in microseconds.
-    pub(super) plain: Option<(u64, u64)>,
+    pub(super) act: Act,
+}
+
+pub(super) enum Act {
+    Plain(Plain),
+    /// The arguments of the script; none for a reset, which is a call of its own.
+    General(Cmd),
+}
+
+/// A charge of one quota whose count is a number to the script. Its arguments are written once for
+/// all equal ones of a call.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Plain {
+    pub(super) tokens: u64,
+    quota: Quota,
+    grid: u64,
+    now: Option<i64>,
+}
+
+impl Plain {
+    /// How many tokens the script can count at once: the limit, or how many fit between the starts
+    /// of two windows in microseconds.
+    pub(super) fn most(&self) -> u64 {
+        self.quota.limit().min(length(&self.quota) * 1_000 - 1)
+    }
+}
+
+impl Act {
+    pub(super) fn args(&self) -> Cmd {
+        let Plain { tokens, quota, grid, now } = match self {
+            Self::Plain(plain) => plain,
+            Self::General(args) => return args.clone(),
+        };
+        let mut args = Cmd::new();
+        args.arg(tokens).arg(quota.counter()).arg(length(quota)).arg(quota.limit());
+        if *grid > 0 || now.is_some() {
+            args.arg(grid).arg(now);
+        }
+        args
+    }
+}
+
+/// Alike ones have the same arguments.
+impl PartialEq for Act {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Plain(one), Self::Plain(other)) => one == other,
+            (Self::General(one), Self::General(other)) => one.args_iter().eq(other.args_iter()),
+            _ => false,
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -54,12 +100,13 @@ impl Commands {
     }
 
     pub(crate) fn reset(&self, scope: &Scope, key: &Key) -> Command {
-        Command { key: self.key(scope, key), args: Cmd::new(), plain: None }
+        Command { key: self.key(scope, key), act: Act::General(Cmd::new()) }
     }
 
     pub(crate) fn key(&self, scope: &Scope, key: &Key) -> String {
-        let (prefix, scope, key) = (&self.prefix, scope.name(), key.readable());
-        format!("{prefix}tfw1:{{{scope}:{key}}}")
+        let readable = key.readable();
+        let parts = [&self.prefix, "tfw1:{", scope.name(), ":", &readable, "}"];
+        parts.concat()
     }
 
     /// `within` has for each quota when it takes tokens back. For a calendar, the number of the window
@@ -74,23 +121,18 @@ impl Commands {
         now: Option<i64>,
     ) -> Command {
         let key = self.key(account.scope, account.key);
-        let mut args = Cmd::with_capacity(3 + 8 * account.quotas.as_ref().len(), 128);
         if act == "charge"
             && let &[quota] = account.quotas.as_ref()
             && let Windows::Grid { start: grid } = account.windows_of(&quota)
         {
-            let (limit, length) = (quota.limit(), length(&quota));
-            let most = limit.min(length * 1_000 - 1);
+            let plain = Plain { tokens, quota, grid, now };
             let reserves = reserve && quota.max_reserved() > 0;
-            if quota.capacity() == limit && (1..=most).contains(&tokens) && !reserves {
-                args.arg(tokens).write_arg_fmt(quota.counter());
-                args.arg(length).arg(limit);
-                if grid > 0 || now.is_some() {
-                    args.arg(grid).arg(now);
-                }
-                return Command { key, args, plain: Some((tokens, most)) };
+            let is_plain = quota.capacity() == quota.limit() && !reserves;
+            if is_plain && (1..=plain.most()).contains(&tokens) {
+                return Command { key, act: Act::Plain(plain) };
             }
         }
+        let mut args = Cmd::with_capacity(3 + 8 * account.quotas.as_ref().len(), 128);
         // No quota has more than 2^53 - 1 to give.
         args.arg(act).arg(tokens.min(Quota::MAX_TOKENS + 1));
         args.arg(now.map(|now| now.to_string()).unwrap_or_default());
@@ -120,7 +162,7 @@ impl Commands {
             args.arg(length).arg(limit).arg(capacity);
             args.arg(limit + debt).arg(grid).arg(from).arg(until).arg(boundaries);
         }
-        Command { key, args, plain: None }
+        Command { key, act: Act::General(args) }
     }
 
     /// As far as it is known from the last answer. The script chooses between boundaries around it.

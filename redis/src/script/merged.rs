@@ -1,8 +1,9 @@
 //! Merges the questions of a batch into one call of a script: [`MergedCall`].
 
-use redis::{Cmd, RedisResult, Value};
+use redis::{Arg, Cmd, RedisResult, Value};
 
-use super::{Answer, Command, Lua, MANY, ONE, args_of, unexpected_answer};
+use super::command::Act;
+use super::{Answer, Command, Lua, MANY, ONE, unexpected_answer};
 
 /// Of a question: for each of its keys.
 pub(in super::super) type Answered = RedisResult<Vec<Answer>>;
@@ -43,7 +44,7 @@ impl<'a> MergedCall<'a> {
     /// Unless another question of the key came between, or the script can't count them at once.
     fn find_equal(&mut self, commands: &[Command]) -> Option<(usize, u64)> {
         let [command] = commands else { return None };
-        let (cost, most) = command.plain?;
+        let Act::Plain(plain) = command.act else { return None };
         let recent = self.questions.len().saturating_sub(RECENT);
         let is_of_key =
             |of: &EqualQuestions<'_>| of.commands.iter().any(|of| of.key == command.key);
@@ -51,14 +52,14 @@ impl<'a> MergedCall<'a> {
         let EqualQuestions { commands: [equal], times, .. } = &mut self.questions[i] else {
             return None;
         };
-        (is_alike(equal, command) && *times < most / cost).then(|| {
+        (equal.act == command.act && *times < plain.most() / plain.tokens).then(|| {
             *times += 1;
             (i, *times - 1)
         })
     }
 
     fn is_reset(&self) -> bool {
-        args_of(&self.questions[0].commands[0].args).len() == 0
+        self.questions[0].commands[0].act.args().args_iter().len() == 0
     }
 
     pub(in super::super) fn is_one(&self) -> bool {
@@ -82,24 +83,28 @@ impl<'a> MergedCall<'a> {
         };
         cmd.arg(self.keys);
         // Most commands differ in their keys only.
-        let (mut kinds, mut of_which) = (Vec::<&Command>::new(), Vec::with_capacity(self.keys));
+        let (mut kinds, mut of_which) = (Vec::<&Act>::new(), Vec::with_capacity(self.keys));
         for command in self.questions.iter().flat_map(|of| of.commands) {
             cmd.arg(&command.key);
             let recent = kinds.len().saturating_sub(RECENT);
-            let same = kinds[recent..].iter().position(|kind| is_alike(kind, command));
+            let same = kinds[recent..].iter().position(|kind| **kind == command.act);
             of_which.push(same.map_or(kinds.len(), |i| recent + i) as i64 + 1);
             if same.is_none() {
-                kinds.push(command);
+                kinds.push(&command.act);
             }
         }
         if !self.is_one() {
             cmd.arg(kinds.len());
         }
-        for Command { args, .. } in &kinds {
+        for args in kinds.iter().map(|kind| kind.args()) {
             if !self.is_one() {
-                cmd.arg(args_of(args).len());
+                cmd.arg(args.args_iter().len());
             }
-            args_of(args).for_each(|arg| _ = cmd.arg(arg));
+            args.args_iter().for_each(|arg| {
+                if let Arg::Simple(arg) = arg {
+                    _ = cmd.arg(arg)
+                }
+            });
         }
         let mut all_alike = kinds.len() == 1;
         for &EqualQuestions { commands, times, first } in &self.questions {
@@ -135,10 +140,6 @@ impl<'a> MergedCall<'a> {
     }
 }
 
-fn is_alike(one: &Command, other: &Command) -> bool {
-    args_of(&one.args).eq(args_of(&other.args))
-}
-
 /// Equal charges are decided in this order.
 fn nth_answer(
     value: &Value,
@@ -146,9 +147,9 @@ fn nth_answer(
     of: &EqualQuestions<'_>,
     micros: i64,
 ) -> RedisResult<Answer> {
-    let value = match (value, of.commands[0].plain) {
-        (Value::Int(used), Some((cost, _))) if *used >= 0 => {
-            Value::Int(used - ((of.times - 1 - nth) * cost) as i64)
+    let value = match (value, &of.commands[0].act) {
+        (Value::Int(used), Act::Plain(plain)) if *used >= 0 => {
+            Value::Int(used - ((of.times - 1 - nth) * plain.tokens) as i64)
         }
         (Value::Array(each), _) if of.times > 1 => {
             each.get(nth as usize).ok_or_else(unexpected_answer)?.clone()

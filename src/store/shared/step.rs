@@ -44,13 +44,17 @@ impl Asked {
     /// Changes `states`, of which it has those at `places`. A correction has no decision.
     fn decide(&self, now: u64, places: &[usize], states: &mut [Option<State>]) -> Option<Decision> {
         let mut next = places.iter();
-        let load = || states[*next.next()?];
-        let (decision, writes) = match self {
+        let mut load = || states[*next.next()?];
+        let mut writes = Vec::new();
+        let decision = match self {
             Self::Charge(charge) => {
-                let (decision, writes) = charge.as_charge().decide_in_order(now, load);
-                (Some(decision), writes)
+                let write = |_, _: &_, state| writes.push(state);
+                Some(charge.as_charge().decide_in_order(now, |_, _| load(), write))
             }
-            Self::Adjust(adjust) => (None, adjust.as_adjust().apply_in_order(now, load)),
+            Self::Adjust(adjust) => {
+                writes = adjust.as_adjust().apply_in_order(now, load);
+                None
+            }
         };
         for (place, state) in places.iter().zip(writes) {
             states[*place] = state.or(states[*place]);
