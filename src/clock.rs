@@ -85,6 +85,7 @@ pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
     /// Creates a clock that shows the given milliseconds since the Unix epoch.
+    #[doc(alias = "new")]
     pub fn at_ms(ms: u64) -> Self {
         Self(Arc::new(AtomicU64::new(ms)))
     }

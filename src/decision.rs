@@ -29,7 +29,8 @@ pub(crate) const MAX_LIMITS: usize = 8;
 
 const MAX_INLINE: usize = 2;
 
-/// The answer to a charge: whether it passed, and what the key has used.
+/// The answer to a charge: whether it passed ([`is_allowed`](Self::is_allowed)), and what the key
+/// has used.
 ///
 /// Methods that return a single value are about one quota: if the charge was refused, the refusing
 /// quota with the longest wait; otherwise the quota with the fewest tokens left.

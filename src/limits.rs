@@ -304,7 +304,7 @@ fn assert_valid(limits: &[Limit]) {
     note = "a text is parsed first: `\"60/minute\".parse::<Quotas>()?`",
     note = "windows of one limit are joined by `.and(..)`; of several limits each has a name: `Quota::per_minute(5).name(\"a\")`",
     note = "limits that are decided together share one store: `Limits::new([a, b]).store(store)`",
-    note = "`Quotas`, `Limit`, an array or a `Vec` of limits, `Limiter`, `&Limiter`, `Limits` and `&Limits` do as well"
+    note = "`Quotas`, `Limit`, an array or a `Vec` of limits, `Limiter`, `&Limiter`, `Limits` and `&Limits` work, too"
 )]
 pub trait IntoLimits {
     #[doc(hidden)]

@@ -60,6 +60,9 @@ const FIRST_DAY: &str = "a week begins on a weekday, a month on a day from 1 to 
 /// assert_eq!(quota.with_limit(60), Quota::per_hour(60).reserve_up_to(100));
 /// ```
 ///
+/// `name`, `key` or `key_fn` makes a [`Limit`](crate::Limit) of a quota; the other options, such as
+/// `store` and `shadow`, are the limit's.
+///
 /// Windows are half-open: a request at exactly the end of a window belongs to the next one. By
 /// default, windows are *aligned* to the clock in UTC: a minute begins at the full minute, a week
 /// on Monday at 00:00. [`starting_at`](Self::starting_at), [`staggered`](Self::staggered) and

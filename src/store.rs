@@ -149,8 +149,9 @@ pub trait Store: Send + Sync + 'static {
         self.remote().is_none_or(|remote| remote.is_shared())
     }
 
-    /// Returns a number for the part of the [`Store`] that holds this key's counters and fails
-    /// independently, such as a shard of a cluster. The default is 0: the store fails as a whole.
+    /// Returns a number for the part of the [`Store`] that holds this key's counters, if parts can
+    /// fail independently, as the shards of a cluster do. The default is 0: the store fails as a
+    /// whole.
     fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
         let _ = (scope, key);
         0
@@ -188,9 +189,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// Returns the [`Remote`] that this store is or contains. Its deadline, policy and remembered
     /// refusals then apply to the charge as a whole, even if its lines are charged one after the
-    /// other. A store around a `Remote` needs this function and the three without a default. If it
-    /// rewrites charges, it has to charge all lines of each, or to return `false` from
-    /// [`charges_together`](Self::charges_together). The default is `None`.
+    /// other. A store that wraps a `Remote` implements this function, [`charge`](Self::charge),
+    /// [`adjust`](Self::adjust) and [`reset`](Self::reset). If it rewrites charges, it must charge
+    /// all lines of each, or return `false` from [`charges_together`](Self::charges_together). The
+    /// default is `None`.
     fn remote(&self) -> Option<Remote> {
         None
     }

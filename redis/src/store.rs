@@ -78,9 +78,9 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// ```
 ///
 /// The key expires a window or a minute, whichever is shorter, after the last of its counts is back
-/// at 0 (on a calendar, a minute): `MIGRATE` may move it to a node of a cluster whose clock is
-/// behind. To reset a key, delete it. Nothing else should write to these keys: calls fail on other
-/// values.
+/// at 0 (on a calendar, a minute). It stays that long because `MIGRATE` may move it to a node of a
+/// cluster whose clock is behind. To reset a key, delete it. Nothing else should write to these
+/// keys: calls fail on other values.
 #[derive(Clone)]
 pub struct RedisStore {
     remote: Remote,
@@ -111,9 +111,10 @@ impl RedisStore {
         Self::from_calls(calls)
     }
 
-    /// Creates a store that connects with a closure, if no other constructor fits. The closure is
-    /// called again when a connection is lost, is silent, or leads to a replica, even while an
-    /// earlier call is in flight. It may take 1.5 s, or up to 5 s after calls that took longer.
+    /// Creates a store that connects with a closure, for example with a password that expires. The
+    /// closure is called again when a connection is lost, is silent, or leads to a replica, even
+    /// while an earlier call is in flight. It may take 1.5 s, or up to 5 s after calls that took
+    /// longer. It must not choose between servers: each would grant the full limit.
     ///
     /// ```no_run
     /// # use tower_fixed_window_redis::RedisStore;
@@ -244,6 +245,7 @@ impl RedisStore {
 
     /// Sets what happens to requests while Redis fails: [`Remote::on_failure`].
     #[must_use]
+    #[doc(alias("fail_open", "fail_closed"))]
     pub fn on_failure(self, policy: OnStoreFailure) -> Self {
         Self { remote: self.remote.on_failure(policy), on_failure: policy, ..self }
     }

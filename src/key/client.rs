@@ -16,8 +16,8 @@ use super::ip;
 /// address comes from `X-Forwarded-For` or another header of your choice; otherwise it is the
 /// peer's.
 ///
-/// By default, no proxy is trusted. List your proxies by their networks
-/// ([`trusting`](ClientIp::trusting)) or, if you don't know these, give their number
+/// By default, no proxy is trusted. List the networks of your proxies
+/// ([`trusting`](ClientIp::trusting)) or, if you don't know them, give the number of proxies
 /// ([`trusting_hops`](ClientIp::trusting_hops)).
 ///
 /// Any client can send these headers, and each proxy appends to them. So they are read from the
@@ -46,7 +46,7 @@ pub struct ClientIp {
 
 impl ClientIp {
     /// Trusts the proxies in these networks, in addition to those of earlier calls. Pass a list,
-    /// such as `["10.0.0.0/8"]`; a single address is a network, too. Bits after the prefix are
+    /// such as `["10.0.0.0/8"]`; a single address is a network, too. Bits beyond the prefix are
     /// ignored. A client in a trusted network can forge its address; a CDN's networks may contain
     /// other customers' clients.
     ///

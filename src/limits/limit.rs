@@ -94,9 +94,7 @@ impl Limit {
     /// [`Limiter::quotas`](crate::Limiter::quotas) returns `None`, and
     /// [`Limiter::set_quotas`](crate::Limiter::set_quotas) has no effect. The guide has [an
     /// example](crate::guide::configuration#limits-by-plan).
-    #[doc(alias = "ban")]
-    #[doc(alias = "unlimited")]
-    #[doc(alias = "quota_fn")]
+    #[doc(alias("ban", "unlimited", "quota_fn", "dynamic"))]
     pub fn by_plan<F, Q>(plan: F) -> Self
     where
         F: Fn(&Parts, &Key) -> Q + Send + Sync + 'static,
@@ -118,7 +116,10 @@ impl Limit {
         self
     }
 
-    /// Sets the key that requests are counted by. The default is [`peer_ip`](crate::key::peer_ip).
+    /// Sets the key that requests are counted by, such as `.key(header("x-api-key"))` or
+    /// `.key(extension::<User>().or(peer_ip()))`. The functions that make extractors are in the
+    /// module [`key`](crate::key); for a type of your own, implement [`KeyExtractor`]. The default
+    /// is [`peer_ip`](crate::key::peer_ip).
     #[doc(alias = "key_extractor")]
     pub fn key<K: KeyExtractor>(mut self, key: K) -> Self {
         self.key_type = type_name::<K>();
@@ -126,9 +127,11 @@ impl Limit {
         self
     }
 
-    /// Sets the key that requests are counted by, with a closure. If it returns `None`, the request
-    /// is refused with 400. A client can write a path, a host or a header in many ways: count by
-    /// [the value that your app uses](crate::guide::keys#different-spellings-of-one-value).
+    /// Sets the key that requests are counted by, with a closure:
+    /// `.key_fn(|parts| Some(Key::from(parts.extensions.get::<Session>()?.user_id)))`. If it
+    /// returns `None`, the request is refused with 400. A client can write a path, a host or a
+    /// header in many ways: count by [the value that your app
+    /// uses](crate::guide::keys#different-spellings-of-one-value).
     pub fn key_fn<F>(self, key: F) -> Self
     where
         F: Fn(&Parts) -> Option<Key> + Send + Sync + 'static,
@@ -139,6 +142,7 @@ impl Limit {
     /// Sets how many tokens a request costs, such as `.cost_fn(|_| 5)`. The default is 1. A request
     /// of cost 0 passes and takes nothing, even if nothing is left; if its
     /// [true cost](Self::settled) may be higher, return at least 1.
+    #[doc(alias = "weight")]
     pub fn cost_fn<F>(mut self, cost: F) -> Self
     where
         F: Fn(&Parts) -> u64 + Send + Sync + 'static,
@@ -151,9 +155,7 @@ impl Limit {
     /// limit's name. A lower cost is refunded; a higher one is charged even beyond the limit.
     /// Without this, the limit ignores the report. [The guide](crate::guide::ai_api#tokens) has an
     /// example.
-    #[doc(alias = "true_cost")]
-    #[doc(alias = "actual cost")]
-    #[doc(alias = "response cost")]
+    #[doc(alias("true_cost", "actual cost", "response cost", "settle"))]
     pub fn settled(mut self) -> Self {
         self.settled = true;
         self

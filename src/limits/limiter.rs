@@ -127,7 +127,13 @@ impl Limiter {
         mistakes::note_name(self.store.name(), &self.live);
     }
 
-    /// Takes one token of the key, if each quota has one left, and returns the decision.
+    /// Takes one token of the key, if each quota has one left, and returns the decision. A refusal
+    /// is not an error: see [`Decision::is_allowed`] and [`Decision::into_result`].
+    ///
+    /// # Errors
+    /// If the store fails and nothing decides in its place: under the policies `Allow` and `Deny`
+    /// of [`OnStoreFailure`](crate::OnStoreFailure). Also for a limit by plan without
+    /// [`with_quotas`](Self::with_quotas).
     #[doc(alias = "try_acquire")]
     pub fn check(&self, key: impl Into<Key>) -> Reply<Decision> {
         self.check_key(&key.into())
@@ -143,12 +149,19 @@ impl Limiter {
     /// would pass. It takes nothing. A higher cost would pass if [`Decision::remaining`] is at
     /// least as high; [`Limits::peek`](crate::Limits::peek) takes costs. For other quotas, use
     /// [`with_quotas`](Self::with_quotas).
+    ///
+    /// # Errors
+    /// The same as those of [`check`](Self::check).
+    #[doc(alias = "status")]
     pub fn peek(&self, key: impl Into<Key>) -> Reply<Decision> {
         self.ask(&key.into(), 1, |limiters, charge, _| check(limiters, charge.peeking()))
     }
 
     /// Takes `cost` tokens, all or none. Returns a receipt to correct the charge later, or the
     /// refusal.
+    ///
+    /// # Errors
+    /// The outer `Result` has the errors of [`check`](Self::check), the inner one the refusal.
     ///
     /// ```
     /// use tower_fixed_window::{Limiter, Quota};
@@ -177,11 +190,11 @@ impl Limiter {
 
     /// Takes `cost` tokens, if necessary from later windows, as far as
     /// [`Quota::reserve_up_to`](crate::Quota::reserve_up_to) allows. The caller then waits for
-    /// [`Decision::ready_after`]. In each window, callers become ready with at most `limit` tokens
-    /// together, plus the part of one charge that earlier windows cover. With several quotas, a
-    /// reservation is refused if one quota makes it wait beyond the window that another quota
-    /// charges. Once tokens of later windows are taken, those of earlier ones can't be refunded
-    /// ([S13], [S14]).
+    /// [`Decision::ready_after`]. The callers whose wait ends in one window have together taken at
+    /// most `limit` tokens, plus the part of one charge that earlier windows cover. With several
+    /// quotas, a reservation is refused if it would be ready under one quota only after the window
+    /// in which another quota counts it. Once tokens of later windows are taken, those of earlier
+    /// ones can't be refunded ([S13], [S14]).
     ///
     /// [S13]:
     ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s13
@@ -216,6 +229,9 @@ impl Limiter {
 
     /// Refunds a [charge](Self::charge) to each quota whose window has not ended. For the other
     /// quotas, it has no effect.
+    ///
+    /// # Errors
+    /// The same as those of [`settle`](Self::settle).
     pub fn refund(&self, receipt: impl Into<Receipt>) -> Reply<()> {
         self.settle(receipt, 0)
     }
@@ -448,8 +464,7 @@ impl Limiter {
     /// assert_eq!(api.peek("acme").await?.limit(), 100);
     /// # Ok(()) }
     /// ```
-    #[doc(alias = "block")]
-    #[doc(alias = "ban")]
+    #[doc(alias("block", "ban"))]
     pub fn set_key_quotas_until(
         &self,
         key: impl Into<Key>,
@@ -523,6 +538,7 @@ impl Limit {
     ///
     /// [`on_failure`]: crate::store::Remote::on_failure
     #[track_caller]
+    #[doc(alias = "backend")]
     pub fn store(self, store: impl Store) -> Limiter {
         let limiter = Limiter::in_store(self, AnyStore::new(store));
         limiter.check_name();

@@ -30,9 +30,10 @@ pub enum Headers {
     GitHub,
     /// `RateLimit-Policy` and `RateLimit`, with one item for each quota, as in the tenth draft of
     /// the IETF (draft-ietf-httpapi-ratelimit-headers-10).
+    #[doc(alias = "standard_headers")]
     IetfDraft10,
-    /// Both sets. A popular parser prefers the IETF's headers, reads an older draft of them, and
-    /// then misses GitHub's: send both only if your clients ask for it.
+    /// Both sets. Some clients prefer the IETF's headers but parse them as an older draft, and then
+    /// ignore GitHub's: send both only if your clients need it.
     GitHubAndIetfDraft10,
     /// The headers of OpenAI's API, for each limit by its name. For a limit `tokens`, they are
     /// `x-ratelimit-limit-tokens`, `x-ratelimit-remaining-tokens` and `x-ratelimit-reset-tokens`, a

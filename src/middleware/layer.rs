@@ -21,6 +21,11 @@ use crate::queue::{ByKey, Queue};
 
 /// Limits the requests to the service that it wraps.
 ///
+/// The layer has the options of requests and responses, such as [`skip`](Self::skip) and
+/// [`on_reject`](Self::on_reject). What requests are counted by, what they cost and where counts
+/// are kept are options of the [`Limit`](crate::Limit) that you pass to [`new`](Self::new):
+/// `FixedWindowLayer::new(Quota::per_minute(60).name("api").key(extension::<User>()))`.
+///
 /// ```
 /// use axum::{Router, routing::{get, post}};
 /// use tower_fixed_window::{FixedWindowLayer, Quota};
@@ -162,10 +167,7 @@ impl<J> FixedWindowLayer<J> {
     /// assert_eq!(response.status(), 200);
     /// assert!(!response.headers().contains_key("x-ratelimit-limit"));
     /// ```
-    #[doc(alias = "whitelist")]
-    #[doc(alias = "allowlist")]
-    #[doc(alias = "exempt")]
-    #[doc(alias = "bypass")]
+    #[doc(alias("whitelist", "allowlist", "exempt", "bypass"))]
     pub fn skip<F>(mut self, skip: F) -> Self
     where
         F: Fn(&Parts) -> bool + Send + Sync + 'static,
@@ -217,8 +219,7 @@ impl<J> FixedWindowLayer<J> {
     /// let response = ask_around(&layer, login, Request::post("/wrong"));
     /// assert_eq!(response.headers()["x-ratelimit-used"], "1");
     /// ```
-    #[doc(alias = "skip_failed_requests")]
-    #[doc(alias = "failures")]
+    #[doc(alias("skip_failed_requests", "failures", "skip_successful_requests"))]
     pub fn count_if<F>(mut self, counts: F) -> Self
     where
         F: Fn(&response::Parts) -> bool + Send + Sync + 'static,
@@ -237,10 +238,11 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Lets requests over the limit wait in a queue, in order of arrival: for each key, or
-    /// combination of keys, up to `requests` in this process, each for at most `max_wait`. A
+    /// Lets requests over the limit wait in a queue instead of refusing them, such as
+    /// `.queue(200, Duration::from_secs(5))`. They are served in order of arrival: for each key, or
+    /// combination of keys, up to `requests` wait in this process, each for at most `max_wait`. A
     /// request is refused if the queue is full, or if it would have to wait longer. Its
-    /// `retry-after` is the time until it could pass, after all that already wait.
+    /// `retry-after` is the time until it could pass, after all that are already waiting.
     ///
     /// A waiting request takes no tokens, and no place in the inner service. The first in the queue
     /// is charged, for all limits or none, when its window begins and the service is ready, so
@@ -253,6 +255,7 @@ impl<J> FixedWindowLayer<J> {
     /// [S13]:
     ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s13
     #[cfg(feature = "tokio")]
+    #[doc(alias("wait", "max_wait", "delay"))]
     pub fn queue(mut self, requests: u64, max_wait: Duration) -> Self {
         self.options.queue = Some((requests, max_wait));
         self
@@ -268,6 +271,7 @@ impl<J> FixedWindowLayer<J> {
 
     /// Puts the [`Decision`](crate::Decision) into the extensions of requests that pass: a handler of
     /// axum reads it as `Extension<Decision>`.
+    #[doc(alias = "extension")]
     pub fn expose_decision(mut self) -> Self {
         self.options.expose_decision = true;
         self
@@ -321,8 +325,8 @@ impl<J> FixedWindowLayer<J> {
         self
     }
 
-    /// Sets which rate-limit headers responses have, as in the example of
-    /// [`header_names`](Self::header_names). The default is GitHub's.
+    /// Sets which rate-limit headers responses have, such as `.headers(Headers::IetfDraft10)`, or
+    /// `Headers::None` for no rate-limit headers. The default is GitHub's.
     ///
     /// # Panics
     /// If [`Headers::OpenAi`] is to name a limit that has no name.
@@ -365,10 +369,11 @@ impl<J> FixedWindowLayer<J> {
     }
 
     /// Sets a closure that makes the response to a refused request from the request's parts and the
-    /// reason, as in the example of [`Rejection`]. The layer adds its headers; other rate-limit
-    /// headers of the closure stay. For a field of a struct, see [the type of a
-    /// layer](Self#the-type-of-a-layer).
-    #[doc(alias = "error_handler")]
+    /// reason, as in the example of [`Rejection`]. In axum, JSON is
+    /// `.on_reject(|_, why| (why.status(), Json(problem(why))).into_response())`. The layer adds
+    /// its headers; other rate-limit headers of the closure stay. For a field of a struct, see [the
+    /// type of a layer](Self#the-type-of-a-layer).
+    #[doc(alias("error_handler", "on_limit", "rejection_response"))]
     pub fn on_reject<F, B>(self, reject: F) -> FixedWindowLayer<F>
     where
         F: Fn(&Parts, &Rejection<'_>) -> Response<B> + Send + Sync + 'static,

@@ -165,6 +165,7 @@ impl Remote {
     /// [`Local`](OnStoreFailure::Local). With the other policies, a [`Limiter`](crate::Limiter)
     /// returns the error.
     #[must_use]
+    #[doc(alias("fail_open", "fail_closed"))]
     pub fn on_failure(self, policy: OnStoreFailure) -> Self {
         self.with(|caller| caller.on_failure = policy)
     }
@@ -178,8 +179,7 @@ impl Remote {
     /// If `nodes` is 0.
     #[must_use]
     #[track_caller]
-    #[doc(alias = "nodes")]
-    #[doc(alias = "replicas")]
+    #[doc(alias("nodes", "replicas"))]
     pub fn local_share(self, nodes: u32) -> Self {
         let nodes = NonZero::new(nodes).expect("a store has a node: write .local_share(4)");
         self.with(|caller| caller.nodes = nodes)

@@ -123,8 +123,8 @@ pub trait Counters: Send + Sync + 'static {
     ///
     /// Most groups have one counter, and no counter is in two groups. If a table waits for locks,
     /// let it lock all rows in their order, so that no two nodes wait for each other. It may refuse
-    /// more groups than it must: these are decided again. After an error, it is unknown what was
-    /// written.
+    /// more groups than necessary: charges of a refused group are decided again. After an error,
+    /// it is unknown what was written.
     fn write(
         &self,
         groups: &[Vec<Write>],
@@ -171,9 +171,9 @@ pub struct Write {
     /// The new state.
     pub state: State,
     /// How many tokens others may have taken before the write, so that the charges still pass. A
-    /// table may ignore it. Or, if only [`State::used`] is greater, and by at most this, it may add
-    /// to what is there what the write adds to what was known: then nodes rarely decide again about
-    /// a counter that all of them charge. Above 0 only if the counter is alone in its group.
+    /// table may ignore this. Or, if the row differs only in a [`State::used`] that is greater, and
+    /// by at most this, it may add what the write adds to `had`: then nodes rarely decide again
+    /// about a counter that all of them charge. Above 0 only if the counter is alone in its group.
     pub room: u64,
 }
 

@@ -12,12 +12,12 @@ use crate::quota::SavedWindows;
 use crate::sync::unique_number;
 
 impl MemoryStore {
-    /// Creates a store of a million entries.
+    /// Creates a store for up to a million entries, which takes [at most 37 MB](Self#memory).
     pub fn new() -> Self {
         Self::with_max_keys(1_000_000)
     }
 
-    /// Creates a store of `max_keys` entries. A key takes one for each of its quotas.
+    /// Creates a store for up to `max_keys` entries. A key takes one entry for each of its quotas.
     ///
     /// # Panics
     /// If `max_keys` is 0.
