@@ -104,7 +104,9 @@ async fn send_and_resend(
         if batch.is_empty() {
             return Ok((Vec::new(), None));
         }
-        let answers = ask(connection, batch, brings_script).await;
+        let call = MergedCall::new(batch.iter().map(|waiting| &waiting.asked[..]));
+        let answer = connection.send(&call.to_cmd(brings_script)).await;
+        let answers = answer.and_then(|answer| call.parse(answer));
         let by_replica = match &answers {
             // A replica answers questions that write nothing.
             Ok(answers) => answers.iter().any(|of| of.as_ref().is_err_and(is_from_replica)),
@@ -132,20 +134,4 @@ async fn send_and_resend(
             answers => return answers.map(|answers| (answers, Some(now.elapsed()))),
         }
     }
-}
-
-async fn ask(
-    connection: &mut Connection,
-    batch: &[QueuedQuestion],
-    brings_script: bool,
-) -> RedisResult<Vec<Answered>> {
-    let call = MergedCall::new(batch.iter().map(|waiting| &waiting.asked[..]));
-    let brings_script = brings_script || connection.health.brings_script(call.is_one());
-    let answer = connection.send(&call.to_cmd(brings_script)).await;
-    let answers = answer.and_then(|answer| call.parse(answer));
-    let is_missing = answers.as_ref().is_err_and(|error| error.kind() == MISSING_SCRIPT);
-    if !brings_script && (is_missing || answers.is_ok()) {
-        connection.health.note_script(call.is_one(), is_missing);
-    }
-    answers
 }

@@ -2,10 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Scripts that were missing until none is expected to be kept.
-const FORGOTTEN: u64 = 3;
-/// Calls until one is by the hash again.
-const TRIED_AGAIN: u64 = 64;
 /// Milliseconds after an answer in which a connection is taken to be open.
 const FRESH: u64 = 10;
 
@@ -21,8 +17,6 @@ pub(crate) struct Health {
     pub(super) is_proved: AtomicBool,
     /// It has refused what another one may take: it led to a replica, or not to Redis.
     pub(super) refuses: AtomicBool,
-    /// Of each script, how often it was missing, and calls that have brought it since.
-    missing_scripts: [AtomicU64; 2],
 }
 
 impl Health {
@@ -33,23 +27,6 @@ impl Health {
     pub(super) fn note_sent(&self, until: u64) {
         if self.answer_due.load(Relaxed) == 0 {
             self.answer_due.store(until, Relaxed);
-        }
-    }
-
-    /// A server or proxy that never keeps scripts gets them with most calls.
-    pub(crate) fn brings_script(&self, is_one: bool) -> bool {
-        let missing = &self.missing_scripts[usize::from(is_one)];
-        missing.load(Relaxed) >= FORGOTTEN
-            && !missing.fetch_add(1, Relaxed).is_multiple_of(TRIED_AGAIN)
-    }
-
-    /// Notes a call by a script's hash.
-    pub(crate) fn note_script(&self, is_one: bool, is_missing: bool) {
-        let missing = &self.missing_scripts[usize::from(is_one)];
-        if is_missing {
-            missing.fetch_add(1, Relaxed);
-        } else if missing.load(Relaxed) > 0 {
-            missing.store(0, Relaxed);
         }
     }
 
