@@ -57,30 +57,6 @@ fn keys_of_a_full_store_share_many_counts() {
 }
 
 #[test]
-fn an_overflow_entry_empties_one_window_after_its_last_allowed_charge() {
-    for quota in [
-        Quota::per_minute(2),
-        Quota::per_minute(2).staggered(),
-        Quota::per_minute(2).from_first_request(),
-    ] {
-        let (store, clock) = small(1);
-        flood(&store, 1_000);
-        let late = Limit::new(quota).name("late").store(store);
-        assert!(answer(late.check("late")).is_allowed());
-        clock.advance(Duration::from_secs(40));
-        assert!(answer(late.check("late")).is_allowed());
-        // Refused requests do not keep the overflow from becoming empty.
-        for _ in 0..59 {
-            clock.advance(Duration::from_secs(1));
-            assert!(!answer(late.check("late")).is_allowed());
-        }
-        clock.advance(Duration::from_secs(1));
-        let decision = answer(late.check("late"));
-        assert_eq!((decision.is_allowed(), decision.used()), (true, 1));
-    }
-}
-
-#[test]
 fn a_key_that_leaves_overflow_keeps_its_count() {
     let (store, clock) = small(1);
     clock.set_ms(NOW_MS - 1_000);
@@ -196,25 +172,6 @@ fn quotas_of_one_key_never_share_an_entry() {
 }
 
 #[test]
-fn in_a_flood_a_reset_or_refund_affects_only_its_own_key() {
-    let (store, _) = small(1);
-    let quotas = Quota::per_hour(5).and(Quota::per_day(8));
-    let limiter = Limit::new(quotas).name("x").store(store.clone());
-    assert!(answer(limiter.check("tracked")).is_allowed());
-    flood(&store, 1_000);
-    let (_, receipt) = charge(&limiter, "late", 3, false);
-    let receipt = receipt.expect("the overflow was empty");
-    let reset = limiter.reset("late").into_now().expect("memory answers at once");
-    assert!(reset.is_err(), "its count is not its own: {reset:?}");
-    answer(limiter.refund(receipt));
-    let passed = (0..10).filter(|_| answer(limiter.check("late")).is_allowed()).count();
-    assert!(passed <= 5, "{passed} after a reset");
-    answer(limiter.reset("tracked"));
-    let passed = (0..10).filter(|_| answer(limiter.check("tracked")).is_allowed()).count();
-    assert_eq!(passed, 5);
-}
-
-#[test]
 fn a_reset_takes_a_key_out_of_a_shared_count_once_an_entry_is_free() {
     let (store, clock) = small(1);
     let flood = flood_with(Quota::per_minute(1), &store, 1_000);
@@ -316,28 +273,6 @@ fn tokens_of_a_shared_entry_come_back_to_the_entry_of_the_key() {
             assert_eq!(answer(limits.limiter("limited").peek("k")).remaining(), left, "{quotas}");
         }
     }
-}
-
-/// A receipt from before a reset would take tokens from other keys' counts.
-#[test]
-fn a_refund_is_never_written_to_a_shared_entry() {
-    let (store, _) = small(1);
-    let limiter = Quota::per_week(50).name("limited").store(store.clone());
-    let (_, receipt) = charge(&limiter, "early", 20, false);
-    let receipt = receipt.expect("it has an entry of its own");
-    assert_eq!(store.overflowed(), 0);
-    answer(limiter.reset("early"));
-    flood(&store, 1_000);
-    // The keys that share an entry fill it.
-    let crowd = |limiter: &Limiter| {
-        let keys = 0..200_u64;
-        keys.filter(|key| answer(limiter.check(*key)).is_allowed()).count()
-    };
-    while crowd(&limiter) > 0 {}
-    assert!(!answer(limiter.check("early")).is_allowed(), "it shares an entry, which is full");
-    answer(limiter.refund(receipt));
-    assert!(!answer(limiter.check("early")).is_allowed(), "others' tokens came back");
-    assert_eq!(crowd(&limiter), 0, "others' tokens came back");
 }
 
 /// S4, S30: counts written under the wrong clock lie a year ahead.

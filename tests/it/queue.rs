@@ -101,23 +101,6 @@ async fn forty_concurrent_requests_are_served_in_order_in_four_windows_and_the_n
     }
 }
 
-/// Far away, all of them are on their way when the first is answered.
-#[tokio::test(start_paused = true)]
-async fn a_line_is_as_long_as_the_queue_allows() {
-    let limit = Quota::per_second(4).key(Key::global());
-    for layer in in_memory(limit.clone()).chain(far_away(limit)) {
-        let service = noting(&layer.queue(2, LONG), &Served::default());
-        let ask = |_| tokio::spawn(service.clone().oneshot(get("/")));
-        let mut statuses = Vec::new();
-        for response in (0..9).map(ask).collect::<Vec<_>>() {
-            let Ok(response) = response.await.expect("no panic");
-            statuses.push(response.status().as_u16());
-        }
-        statuses.sort_unstable();
-        assert_eq!(statuses, [vec![200; 6], vec![429; 3]].concat());
-    }
-}
-
 /// In which second each of so many concurrent requests is served. None may be refused.
 async fn seconds_of(layer: &FixedWindowLayer, requests: usize) -> Vec<u128> {
     let served = Served::default();
@@ -293,21 +276,6 @@ async fn each_of_those_that_are_charged_at_the_same_time_shows_its_own_count() {
             assert_eq!(number("x-ratelimit-limit"), Some(100));
             assert_eq!(number("x-ratelimit-used"), Some(i * 2), "{i}");
         }
-    }
-}
-
-/// It does not wait behind those that can.
-#[tokio::test(start_paused = true)]
-async fn what_can_never_pass_is_refused_at_once() {
-    let cost = |parts: &Parts| if parts.uri.path() == "/never" { 11 } else { 1 };
-    for layer in in_memory(Quota::per_second(10).key(Key::global()).cost_fn(cost)) {
-        let service = noting(&layer.queue(30, LONG), &Served::default());
-        let waiting = send(&service, 20);
-        tokio::task::yield_now().await;
-        let asked = Instant::now();
-        let Ok(never) = service.clone().oneshot(get("/never")).await;
-        assert_eq!((never.status().as_u16(), asked.elapsed()), (429, Duration::ZERO));
-        answered(waiting).await;
     }
 }
 

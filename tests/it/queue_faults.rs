@@ -7,12 +7,11 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use futures_util::future::join_all;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneService;
-use tower_fixed_window::Clock;
 
 use crate::prelude::*;
 
@@ -176,53 +175,6 @@ async fn requests_that_are_refused_at_the_same_time_ask_again_after_a_second() {
     assert!(start.elapsed() <= ms(1_200), "{:?}", start.elapsed());
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_cost_that_can_never_pass_any_more_is_refused_and_holds_up_no_other() {
-    let layer = in_memory(Quota::per_second(5).key(Key::global()).cost_fn(cost_of)).queue(9, LONG);
-    let service = boxed(&layer);
-    assert_eq!(status(service.clone().oneshot(get("/5"))).await, 200);
-    let never = tokio::spawn(service.clone().oneshot(get("/5")));
-    sleep(ms(1)).await;
-    let next = spawn(&service, "/1");
-    sleep(ms(500)).await;
-    limiter_of(&layer).set_quotas(Quota::per_second(3));
-    let start = Instant::now();
-    assert_eq!(next.await.expect("no panic"), 200);
-    let Ok(never) = never.await.expect("no panic");
-    assert_eq!((never.status().as_u16(), never.headers().get("retry-after")), (429, None));
-    assert!(start.elapsed() <= secs(1), "{:?}", start.elapsed());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_queue_in_which_no_request_may_wait_lets_those_within_the_limit_pass() {
-    for (requests, max_wait) in [(5, ms(0)), (0, ms(100)), (0, ms(0)), (5, ms(1))] {
-        let near = in_memory(Quota::per_minute(2).key(Key::global()));
-        let near = boxed(&near.queue(requests, max_wait));
-        for service in [near, far(Quota::per_minute(2).into(), 20, requests, max_wait)] {
-            for expected in [200, 200, 429] {
-                let status = status(service.clone().oneshot(get("/"))).await;
-                assert_eq!(status, expected, "{requests} for {max_wait:?}");
-            }
-        }
-    }
-}
-
-/// Its charge was not even sent.
-#[tokio::test(start_paused = true)]
-async fn a_request_that_is_not_polled_when_it_is_charged_delays_the_next_by_some_100_ms() {
-    let service = far(Quota::per_minute(2).into(), 5, 9, LONG);
-    let first = spawn(&service, "/");
-    sleep(ms(1)).await;
-    let mut called = service.clone();
-    let forgotten = called.call(get("/"));
-    sleep(ms(5)).await;
-    let start = Instant::now();
-    let next = spawn(&service, "/");
-    pass([first, next]).await;
-    assert!(start.elapsed() <= ms(250), "{:?}", start.elapsed());
-    drop(forgotten);
-}
-
 /// Six of ten are used: the first needs five. Nothing is taken back of the others.
 #[tokio::test(start_paused = true)]
 async fn whoever_is_granted_goes_also_behind_one_that_is_refused() {
@@ -259,49 +211,6 @@ async fn a_line_that_is_too_long_loses_those_who_came_last() {
     assert_eq!(next.await.expect("no panic"), 200, "in the next minute");
 }
 
-/// By their own plans, and by quotas that have changed.
-#[tokio::test(start_paused = true)]
-async fn requests_under_other_quotas_than_the_first_ones_count_as_waiting() {
-    let by_plan = Limit::by_plan(|parts, _| match parts.uri.path() {
-        "/6" => Quota::per_hour(6),
-        _ => Quota::per_hour(5),
-    });
-    for (limit, change) in [(by_plan, false), (Quota::per_hour(6).into(), true)] {
-        let layer = in_memory(limit.key(Key::global())).queue(3, LONG);
-        let service = boxed(&layer);
-        for _ in 0..6 {
-            assert_eq!(status(service.clone().oneshot(get("/6"))).await, 200);
-        }
-        let mut waiting = Vec::new();
-        for path in ["/5", "/6"].repeat(10) {
-            if change && waiting.len() == 2 {
-                limiter_of(&layer).set_quotas(Quota::per_hour(4));
-            }
-            let mut request = Box::pin(service.clone().oneshot(get(path)));
-            if (&mut request).now_or_never().is_none() {
-                waiting.push(request);
-            }
-        }
-        assert_eq!(waiting.len(), 3, "{change}");
-    }
-}
-
-/// A request that is never polled again keeps the line and its last answer, which has room.
-#[tokio::test(start_paused = true)]
-async fn requests_under_other_quotas_wait_for_no_answer_that_has_room() {
-    let limit = Limit::by_plan(|parts, _| match parts.uri.path() {
-        "/hour" => Quota::per_hour(9),
-        _ => Quota::per_minute(9),
-    });
-    let service = far(limit, 20, 1, LONG);
-    let mut forgotten = Box::pin(service.clone().oneshot(get("/hour")));
-    assert!((&mut forgotten).now_or_never().is_none());
-    assert_eq!(status(service.clone().oneshot(get("/hour"))).await, 200);
-    sleep(ms(300)).await;
-    let both = (0..2).map(|_| status(service.clone().oneshot(get("/minute"))));
-    assert_eq!(join_all(both).await, [200; 2]);
-}
-
 /// The first is refused, and those behind one that is polled late are granted.
 #[tokio::test(start_paused = true)]
 async fn one_that_was_refused_while_later_ones_were_granted_is_the_first_again() {
@@ -336,64 +245,6 @@ async fn one_that_was_refused_while_later_ones_were_granted_is_the_first_again()
     assert_eq!(order.lock().unwrap()[..], expected);
 }
 
-/// In the second half of their wait the first asks again, and then they are due.
-#[tokio::test(start_paused = true)]
-async fn those_who_wait_for_a_window_all_get_its_tokens() {
-    for (way, at) in [45, 90].into_iter().flat_map(|way| (0..500).map(move |at| (way, at * 2))) {
-        let limit = Quota::per_second(5).name("all-get").key(Key::global());
-        let (_others, layer) = used_by_others(limit, 5, way).await;
-        let service = boxed(&layer.queue(9, secs(1)));
-        sleep(ms(at)).await;
-        let all = join_all((0..5).map(|_| status(service.clone().oneshot(get("/"))))).await;
-        assert_eq!(all, [200; 5], "{way} ms away, at {at}");
-    }
-}
-
-/// It may hold tokens for as long as it likes.
-#[tokio::test(start_paused = true)]
-async fn a_charge_that_is_not_polled_makes_no_line_longer() {
-    let limit = Quota::per_hour(3).name("holds").key(Key::global());
-    let (_others, layer) = used_by_others(limit, 3, 20).await;
-    let service = boxed(&layer.queue(2, LONG));
-    let call = || Box::pin(service.clone().oneshot(get("/")));
-    let (first, mut forgotten) = (tokio::spawn(call()), call());
-    sleep(ms(1)).await;
-    assert!((&mut forgotten).now_or_never().is_none());
-    sleep(ms(500)).await;
-    let others: Vec<_> = (0..5).map(|_| tokio::spawn(call())).collect();
-    sleep(secs(10)).await;
-    let waiting = others.iter().filter(|request| !request.is_finished()).count();
-    assert!(!first.is_finished() && waiting <= 1, "{waiting} wait behind the first");
-}
-
-fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
-}
-
-/// In real time: runtimes have no clock in common that could be paused.
-#[test]
-fn a_runtime_that_ends_leaves_its_turns_to_others() {
-    for far in [false, true] {
-        let limit = Quota::new(2, ms(300)).name("ends").key(Key::global());
-        let layer = in_store(limit, MemoryStore::new(), far.then_some(5));
-        let service = boxed(&layer.queue(100, LONG));
-        let (ends, stays) = (runtime(), runtime());
-        let mut served = Vec::new();
-        for _ in 0..10 {
-            drop(ends.spawn(service.clone().oneshot(get("/"))));
-            thread::sleep(ms(2));
-            served.push(stays.spawn(status(service.clone().oneshot(get("/")))));
-            thread::sleep(ms(2));
-        }
-        thread::sleep(ms(450));
-        ends.shutdown_background();
-        for request in served {
-            assert_eq!(stays.block_on(request).expect("no panic"), 200);
-        }
-        stays.shutdown_background();
-    }
-}
-
 /// It waits in another line from then on, for as long as it would have waited in the first.
 #[tokio::test(start_paused = true)]
 async fn a_request_one_of_whose_limits_goes_into_shadow_mode_keeps_its_deadline() {
@@ -416,40 +267,6 @@ async fn a_request_one_of_whose_limits_goes_into_shadow_mode_keeps_its_deadline(
     assert_eq!(waiting.await.expect("no panic"), 429);
     let waited = began.elapsed() - ms(600);
     assert!(waited <= ms(1_510), "{waited:?}");
-}
-
-/// One limit of several is lifted, or the only one, for good or for a time, or goes into shadow mode. In
-/// memory, and far away.
-#[tokio::test(start_paused = true)]
-async fn requests_that_wait_notice_that_their_limit_refuses_no_more() {
-    type Lift = fn(&Limiter);
-    let lifts: [Lift; 3] = [
-        |limiter| limiter.set_quotas(Plan::UNLIMITED),
-        |limiter| limiter.set_quotas_until(Plan::UNLIMITED, UNIX_EPOCH + LONG * 99_999),
-        |limiter| limiter.set_shadow(true),
-    ];
-    let limit = |name| Quota::per_day(1).name(name).key(Key::global());
-    for (lift, far) in lifts.into_iter().flat_map(|lift| [(lift, false), (lift, true)]) {
-        for beside in [vec![], vec![Quota::per_day(9).name("beside").key(Key::global())]] {
-            let memory = paused_memory();
-            let limits = Limits::new([vec![limit("a")], beside].concat());
-            let limits = match far {
-                true => limits.store(far_from(memory, || 20)),
-                false => limits.store(memory),
-            };
-            let service = boxed(&FixedWindowLayer::new(&limits).queue(9, 2 * LONG));
-            assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
-            let send = || spawn(&service, "/");
-            let waiting: Vec<_> = (0..3).map(|_| send()).collect();
-            let began = Instant::now();
-            sleep(ms(10_000)).await;
-            lift(limits.limiter("a"));
-            pass(waiting).await;
-            assert!(began.elapsed() < ms(30_000), "{:?}", began.elapsed());
-            let counted = limits.limiter("a").with_quotas(Quota::per_day(1)).peek(Key::global());
-            assert_eq!(counted.await.expect("memory").used(), 1, "they pass uncounted");
-        }
-    }
 }
 
 /// The services are limits of concurrency, which panic if they are called without a permit.
@@ -534,54 +351,6 @@ async fn a_request_that_waits_again_holds_no_permit_of_its_service() {
         assert_eq!(other.expect("the permit is free").expect("no panic"), 200, "{is_busy}");
         assert!(is_waiting());
     }
-}
-
-/// Also if no other limit is left. A lifted one does not count, and nobody waits for it.
-#[tokio::test(start_paused = true)]
-async fn a_limit_in_shadow_mode_counts_requests_that_have_waited_unless_it_was_lifted() {
-    for (lifted, counted) in [("a", 2), ("b", 0)] {
-        let limit = |name, tokens| Quota::per_minute(tokens).name(name).key(Key::global());
-        let limits = Limits::new([limit("a", 1), limit("b", 9).shadow()]);
-        let limits = limits.store(paused_memory());
-        let service = boxed(&FixedWindowLayer::new(&limits).queue(9, LONG));
-        assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
-        let waiting = spawn(&service, "/");
-        sleep(ms(10_000)).await;
-        limits.limiter(lifted).set_quotas(Plan::UNLIMITED);
-        pass([waiting]).await;
-        let shadow = limits.limiter("b").with_quotas(Quota::per_minute(9));
-        assert_eq!(shadow.peek(Key::global()).await.expect("memory").used(), counted, "{lifted}");
-    }
-}
-
-/// A shadow mode that was over before anybody was polled changes nothing.
-#[tokio::test(start_paused = true)]
-async fn a_request_keeps_its_place_when_a_shadow_mode_has_ended() {
-    let mut ends = Vec::new();
-    for shadow in [false, true] {
-        let clock = paused_clock();
-        let until = UNIX_EPOCH + ms(clock.now_ms() + 15_125);
-        let limit =
-            Limit::new(Quota::new(1, ms(20_000)).from_first_request()).name("a").key(Key::global());
-        let layer = FixedWindowLayer::new(limit.store(MemoryStore::new().clock(clock)));
-        let service = boxed(&layer.clone().queue(10, ms(30_000)));
-        let began = Instant::now();
-        let send = || {
-            let answer = status(service.clone().oneshot(get("/")));
-            tokio::spawn(async move { (answer.await, began.elapsed().as_secs()) })
-        };
-        let (first, second) = (send(), send());
-        sleep_until(began + ms(15_000)).await;
-        let third = send();
-        // So that no request is polled while it lasts.
-        sleep_until(began + ms(15_120)).await;
-        if shadow {
-            Limits::from(&layer).limiter("a").set_shadow_until(true, until);
-        }
-        let all = [first.await, second.await, third.await];
-        ends.push(all.map(|end| end.expect("no panic")));
-    }
-    assert_eq!(ends, [[(200, 0), (200, 20), (200, 40)]; 2]);
 }
 
 /// After a step back, a window that runs may begin later than now (S4).
@@ -689,35 +458,6 @@ fn a_future_that_is_polled_again_after_a_hook_has_panicked_does_not_spin_and_pas
             assert!(panicked > 0, "{place}");
             assert_eq!(called.load(Ordering::SeqCst), 0, "{place}");
         });
-    }
-}
-
-/// One a second. They were polled once, and are kept.
-#[tokio::test(start_paused = true)]
-async fn requests_that_nobody_polls_keep_neither_a_turn_nor_tokens() {
-    for (kept, full) in [1, 2, 3, 20].into_iter().flat_map(|kept| [(kept, true), (kept, false)]) {
-        for far in [false, true] {
-            let limit = Quota::per_second(1).name("kept").key(Key::global());
-            let layer = in_store(limit, paused_memory(), far.then_some(5));
-            let most = if full { kept } else { kept + 9 };
-            let service = boxed(&layer.queue(most, secs(30)));
-            let start = Instant::now();
-            assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
-            let mut requests = Vec::new();
-            for _ in 0..kept {
-                let mut request = Box::pin(service.clone().oneshot(get("/")));
-                assert!((&mut request).now_or_never().is_none());
-                requests.push(request);
-            }
-            // Each of them was to be polled by then.
-            sleep_until(start + ms(1_300 + kept / 10 * 1_900)).await;
-            let came = Instant::now();
-            assert_eq!(status(service.clone().oneshot(get("/"))).await, 200, "{kept} {full}");
-            assert!(came.elapsed() <= ms(120), "{:?} behind {kept}, {far}", came.elapsed());
-            assert_eq!(status(service.clone().oneshot(get("/"))).await, 200, "{kept} {full}");
-            assert!(came.elapsed() <= ms(1_000), "{:?} behind {kept}, {far}", came.elapsed());
-            drop(requests);
-        }
     }
 }
 

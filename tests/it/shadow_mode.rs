@@ -151,18 +151,3 @@ async fn beside_a_limit_whose_store_fails_one_in_shadow_mode_is_corrected() {
         assert_eq!(used, count, "{path}");
     }
 }
-
-/// It has taken nothing that the true cost could correct.
-#[tokio::test]
-async fn what_shadow_mode_would_refuse_has_no_true_cost() {
-    let two = Quota::per_minute(1).name("two").key(Key::global()).settled().shadow();
-    let limits = Limits::new([limits(1).remove(0), two]).store(store());
-    let cost = || axum::Extension(TrueCost::of("two", 5));
-    let app = FixedWindowLayer::new(&limits).layer(any(async move || (cost(), "hello")));
-    for _ in 0..2 {
-        app.clone().oneshot(Request::new(Body::empty())).await.expect("infallible");
-        corrected().await;
-        let peeked = limits.limiter("two").peek(Key::global()).await.expect("an answer");
-        assert_eq!(peeked.used(), 5);
-    }
-}

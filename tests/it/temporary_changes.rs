@@ -1,6 +1,5 @@
 //! Changes of a limit that end by themselves: quotas, shadow mode, and the quotas of one key.
 
-use std::future::ready;
 use std::thread;
 
 use tower_fixed_window::testing::ask;
@@ -372,33 +371,4 @@ fn limits_are_lifted_and_set_again_at_run_time() {
     assert_eq!(api.key_quotas()[0].1, Plan::UNLIMITED);
     let by_plan = Limiter::from(Limit::by_plan(|_, _| Plan::UNLIMITED));
     assert_eq!(by_plan.quotas(), None);
-}
-
-/// An exception of one key leaves all others under what holds for them when they are corrected.
-#[tokio::test]
-async fn a_change_holds_for_others_while_a_key_has_quotas_of_its_own() {
-    for has_exception in [false, true] {
-        let (store, clock) = store();
-        let api = Quota::per_minute(100).name("api").key(header("x-key")).settled().store(store);
-        if has_exception {
-            api.set_key_quotas_until(Key::secret("vip"), Quota::per_minute(7), in_an_hour());
-        }
-        let layer = FixedWindowLayer::new(&api).reject(EmptyBody);
-        let inner = service_fn(move |_| {
-            api.set_quotas(Quota::per_minute(5));
-            let mut response = Response::new(Body::empty());
-            response.extensions_mut().insert(TrueCost::of("api", 15));
-            ready(Ok::<_, Infallible>(response))
-        });
-        let ask = async || {
-            let request = Request::get("/").header("x-key", "a").body(Body::empty()).expect("one");
-            layer.layer(inner.clone()).oneshot(request).await.expect("it answers").status()
-        };
-        assert_eq!(ask().await, 200);
-        // 15 used under a limit of 5: two windows pay back what is above it.
-        for expected in [429, 429, 200] {
-            clock.advance(secs(60));
-            assert_eq!(ask().await, expected, "with an exception: {has_exception}");
-        }
-    }
 }

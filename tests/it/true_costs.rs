@@ -30,20 +30,6 @@ async fn used(limits: &Limits) -> [u64; 2] {
     used
 }
 
-/// Whether the meter ends before the response, or later.
-#[tokio::test]
-async fn a_metered_report_keeps_the_costs_that_were_added_to_it() {
-    for (mood, ends_first) in ANSWERS.into_iter().flat_map(|mood| [(mood, true), (mood, false)]) {
-        let limits = limits().store(TestStore::new(mood));
-        let (cost, mut meter) = TrueCost::metered();
-        meter.set("tokens", 500);
-        let ends_later = (!ends_first).then_some(meter);
-        ask(&FixedWindowLayer::new(&limits), cost.and("cents", 77)).await;
-        drop(ends_later);
-        assert_eq!(used(&limits).await, [500, 77], "{mood:?}, {ends_first}");
-    }
-}
-
 /// Asks a layer around a service with this report, whose answer panics: the inner layer's numbers are
 /// looser, so that the outer one stamps the response, by a clock that fails. Others have used 99.
 async fn used_after_a_panic(

@@ -23,7 +23,6 @@ mod lost_expiries;
 mod observed_outages;
 mod outage;
 mod proxies;
-mod queue;
 mod random;
 mod resharding;
 mod rights;
