@@ -117,6 +117,8 @@ impl Link {
     }
 
     async fn connection(&self) -> Result<Arc<Connection>, Failure> {
+        let outside = |_| StoreError::new("Postgres is called outside of a tokio runtime").unsent();
+        Handle::try_current().map_err(outside).map_err(Failure::Unconnected)?;
         let mut current = self.current(None, Instant::now() + self.patience());
         let opened = timeout(self.patience(), current.wait_for(Option::is_some)).await;
         let opened = opened.ok().and_then(|opened| opened.ok()?.clone());

@@ -264,7 +264,7 @@ impl Store for PostgresStore {
     }
 
     fn remote(&self) -> Option<Remote> {
-        Some(self.remote.clone())
+        self.remote.remote()
     }
 }
 

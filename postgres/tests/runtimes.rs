@@ -19,6 +19,16 @@ async fn counts(limiter: &Limiter) -> u64 {
 }
 
 #[test]
+fn a_reset_outside_of_a_runtime_fails() {
+    let store = PostgresStore::new("postgres://127.0.0.1:1/none").expect("an address");
+    let limiter = Limit::new(Quota::per_minute(1)).name("outside").store(store);
+    let mut reset = std::pin::pin!(limiter.reset("a"));
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let std::task::Poll::Ready(answer) = reset.as_mut().poll(&mut cx) else { panic!("it waits") };
+    assert!(answer.expect_err("no runtime").to_string().contains("runtime"));
+}
+
+#[test]
 fn a_connection_ends_with_its_runtime_and_the_other_opens_one() {
     let Some(server) = Postgres::start() else { return };
     let store = PostgresStore::new(&server.url()).expect("an address");

@@ -51,8 +51,8 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// # let _ = login; Ok(()) }
 /// ```
 ///
-/// In a tokio runtime, the store connects when it is created, else with the first call; Redis does
-/// not have to be up. Calls end by the [`deadline`](Self::deadline), 250 ms by default, and while
+/// The store needs a tokio runtime with timers and I/O. It connects when it is created in one, else
+/// with the first call; Redis does not have to be up. Calls end by the [`deadline`](Self::deadline), 250 ms by default, and while
 /// Redis is down, the policy decides ([`on_failure`](Self::on_failure)). A call whose outcome is
 /// unknown is not sent again. [The guide](https://docs.rs/tower-fixed-window/latest/tower_fixed_window/guide/many_nodes/#when-the-store-is-down) has the
 /// rest.
@@ -348,7 +348,7 @@ impl Store for RedisStore {
     }
 
     fn remote(&self) -> Option<Remote> {
-        Some(self.remote.clone())
+        self.remote.remote()
     }
 }
 

@@ -135,7 +135,7 @@ impl Calendar {
     /// epoch. After the year 9999, it returns the last instant.
     pub fn start_of(self, number: i64) -> i64 {
         let days = self.days();
-        let mut period = number.min(MAX) + days.first;
+        let mut period = number.clamp(-MAX, MAX) + days.first;
         for skipped in days.skipped_periods() {
             period += i64::from(*skipped <= period);
         }
@@ -210,7 +210,7 @@ impl Days {
     fn period_start(self, period: i64) -> i64 {
         match self.period.first_day(period) {
             day if day > LAST_DAY => MAX,
-            day => self.zone.first_instant(day * DAY + self.time),
+            day => self.zone.first_instant(day.max(-MAX / DAY) * DAY + self.time),
         }
     }
 }

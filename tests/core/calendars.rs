@@ -358,6 +358,7 @@ fn an_instant_as_it_was_written_is_the_counter() {
         let Windows::OnCalendar(calendar) = account.windows_of(&quota) else { panic!() };
         let numbers = [at - 1, at, at + 1].map(|at| calendar.number(at));
         assert_eq!((numbers, calendar.start_of(0)), ([-1, 0, 0], at));
+        assert!(calendar.start_of(-i64::MAX) < at && calendar.start_of(i64::MAX) > at);
     }
 
     let utc = Quota::per_month(5).starting_at(since(texts[0]));

@@ -154,6 +154,8 @@ async fn what_may_pass_calls_the_store_and_what_can_not_does_not() {
                 (minute(100), 90, true, true),
                 (minute(10), 1, false, true),
                 (minute(10), 1, false, false),
+                (minute(10), 2, false, true),
+                (minute(10), 2, false, false),
             ],
         ),
         (

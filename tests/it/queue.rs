@@ -307,6 +307,28 @@ async fn those_behind_one_that_can_never_pass_are_told_when_to_come_back() {
     assert!(refused.headers().contains_key("retry-after"));
 }
 
+/// S13: for good, not after a wait for a limit that their cost never fits.
+#[tokio::test(start_paused = true)]
+async fn all_whose_cost_is_above_a_lowered_limit_are_told_soon() {
+    for lowered in [0, 2] {
+        let limit = Quota::per_minute(3).name("lowered").key(Key::global());
+        let limit = limit.cost_fn(|_: &Parts| 3).store(paused_memory());
+        let layer = FixedWindowLayer::new(limit).queue(5, secs(7_200));
+        let service = noting(&layer, &Served::default());
+        all_pass(&service, [get("/")]).await;
+        let waiting = send(&service, 5);
+        sleep(ms(1)).await;
+        Limits::from(&layer).limiter("lowered").set_quotas(Quota::per_minute(lowered));
+        let start = Instant::now();
+        for waiting in waiting {
+            let Ok(refused) = waiting.await.expect("no panic");
+            assert_eq!(refused.status(), 429);
+            assert!(!refused.headers().contains_key("retry-after"), "{lowered}");
+        }
+        assert!(start.elapsed() < secs(3), "{lowered}: {:?}", start.elapsed());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_others_return_is_noticed_when_the_first_asks_again() {
     returned_elsewhere(paused_memory()).await;

@@ -58,7 +58,7 @@ impl LimitedRequest {
                 (None, Some(place)) => {
                     // First, and once: a change after this is one of the next look.
                     place.has_changed |= self.renew();
-                    if self.is_eased(place.has_changed) {
+                    if self.need_not_wait(place.has_changed) {
                         if !is_ready {
                             break Next::Ask;
                         }
@@ -103,12 +103,13 @@ impl LimitedRequest {
         next
     }
 
-    /// Some limits were lifted, or are in shadow mode by now.
-    fn is_eased(&self, has_changed: bool) -> bool {
-        self.lines().any(|line| {
-            let is_shadow = self.settings_of(line).limiter.live.is_shadow();
-            is_shadow || has_changed && self.is_lifted(line)
-        })
+    /// Some limits were lifted, or are in shadow mode by now, or are below the request's cost.
+    fn need_not_wait(&self, has_changed: bool) -> bool {
+        has_changed && !self.may_wait()
+            || self.lines().any(|line| {
+                let is_shadow = self.settings_of(line).limiter.live.is_shadow();
+                is_shadow || has_changed && self.is_lifted(line)
+            })
     }
 
     /// A plan's quotas, and a key's own, stay as they were when the request came (S40).
@@ -135,7 +136,7 @@ impl LimitedRequest {
         let changed = !self.current.is_current_now();
         if changed {
             self.current = Arc::new(self.current.renewed());
-            // Nobody waits for a limit in shadow mode, and `is_eased` does not look at it.
+            // Nobody waits for a limit in shadow mode, and `need_not_wait` does not look at it.
             let mut aside = mem::take(&mut self.rare().aside);
             aside.retain(|(line, _)| !self.is_lifted(line));
             self.rare().aside = aside;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::super::account::{Account, Scope};
 use super::super::charge::Charge;
 use super::super::sharded::Sharded;
-use crate::decision::Decision;
+use crate::decision::{Decision, Usage};
 use crate::key::Key;
 use crate::observe::Event;
-use crate::quota::Quotas;
+use crate::quota::{Quota, Quotas};
 use crate::sync::{self, Instant, Mutex};
 use crate::window::Window;
 
@@ -110,7 +110,20 @@ impl Remembered {
     fn refuses(&self, charge: &Charge<'_>, now: Instant, remember: Duration) -> bool {
         let of = (*charge.account().quotas, charge.may_reserve());
         let is_young = now < self.until && now.saturating_duration_since(self.sent) < remember;
-        is_young && self.cost <= charge.cost() && (self.quotas, self.reserve) == of
+        let is_for = match charge.cost() {
+            cost if cost > self.cost => self.tells_when_more_pass(),
+            cost => cost == self.cost,
+        };
+        is_young && is_for && (self.quotas, self.reserve) == of
+    }
+
+    /// A count above the limit may end with its window (S5), or be what later windows carry.
+    fn tells_when_more_pass(&self) -> bool {
+        let mut of_quotas = self.quotas.iter().zip(self.refusal.usage());
+        let ends = |(quota, usage): (&Quota, &Usage)| {
+            quota.capacity() == quota.limit() && usage.used <= quota.limit() as i64
+        };
+        !self.reserve && of_quotas.all(ends)
     }
 
     fn replaces(&self, other: &Self) -> bool {
