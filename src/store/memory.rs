@@ -129,7 +129,7 @@ impl MemoryStore {
     /// requests.
     pub fn live_entries(&self) -> usize {
         let now = self.memory.time.now().at;
-        self.memory.shards.iter().map(|shard| shard.lock().live(now)).sum()
+        self.memory.shards.iter().map(|shard| shard.lock().table.live(now)).sum()
     }
 
     /// Returns how many charges shared an overflow entry since the store was created. If it grows,

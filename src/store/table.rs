@@ -5,6 +5,8 @@
 //! The table doubles when both buckets of a fingerprint are full of live entries, up to its largest
 //! size.
 
+use crate::window::State;
+
 /// With two buckets to choose from, 16-way buckets hold as many keys as 10/11 of their entries with
 /// few left over: of a million keys 0.05%, of ten thousand 0.13% (medians).
 pub(super) const WAYS: usize = 16;
@@ -13,18 +15,19 @@ pub(super) const WAYS: usize = 16;
 const SPARSE: u32 = 10;
 
 #[derive(Clone, Copy, Default)]
-pub(super) struct Entry<P> {
+pub(super) struct Entry {
     /// 0 if there is no entry.
     pub(super) fingerprint: u64,
     pub(super) until: i64,
-    pub(super) payload: P,
+    pub(super) start: i64,
+    pub(super) used: i64,
 }
 
-pub(super) type Bucket<P> = [Entry<P>; WAYS];
+pub(super) type Bucket = [Entry; WAYS];
 
 #[derive(Default)]
-pub(super) struct Table<P> {
-    buckets: Box<[Bucket<P>]>,
+pub(super) struct Table {
+    buckets: Box<[Bucket]>,
     pub(super) max_buckets: usize,
 }
 
@@ -51,7 +54,7 @@ pub(super) enum Found {
     Full,
 }
 
-impl<P: Copy + Default> Table<P> {
+impl Table {
     pub(super) fn new(buckets: usize, max_buckets: usize) -> Self {
         let bucket = [Entry::default(); WAYS];
         Self { buckets: vec![bucket; buckets].into(), max_buckets }
@@ -118,7 +121,7 @@ impl<P: Copy + Default> Table<P> {
 
     /// The entry may have expired.
     #[inline(always)]
-    pub(super) fn entry_mut(&mut self, fingerprint: u64) -> Option<&mut Entry<P>> {
+    pub(super) fn entry_mut(&mut self, fingerprint: u64) -> Option<&mut Entry> {
         let ([first_bucket, _], first_way) = self.choices(fingerprint);
         let bucket = &self.buckets[first_bucket];
         let next_way = (first_way + 1) % WAYS;
@@ -216,15 +219,11 @@ impl<P: Copy + Default> Table<P> {
         self.buckets.iter().flatten().filter(|entry| entry.until > now).count()
     }
 
-    pub(super) fn entries_mut(&mut self) -> impl Iterator<Item = &mut Entry<P>> {
+    pub(super) fn entries_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
         self.buckets.iter_mut().flatten()
     }
 
-    pub(super) fn change_around(
-        &mut self,
-        fingerprint: u64,
-        mut change: impl FnMut(&mut Entry<P>),
-    ) {
+    pub(super) fn change_around(&mut self, fingerprint: u64, mut change: impl FnMut(&mut Entry)) {
         let (buckets, _) = self.choices(fingerprint);
         buckets
             .into_iter()
@@ -232,33 +231,33 @@ impl<P: Copy + Default> Table<P> {
     }
 
     #[inline]
-    pub(super) fn get(&self, slot: Slot) -> Entry<P> {
+    pub(super) fn get(&self, slot: Slot) -> Entry {
         self.buckets.as_flattened()[slot.index]
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Entry<P> {
+    pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Entry {
         &mut self.buckets.as_flattened_mut()[slot.index]
     }
 
     #[inline]
-    pub(super) fn set(&mut self, slot: Slot, until: i64, payload: P) {
-        *self.get_mut(slot) = Entry { fingerprint: slot.fingerprint, until, payload };
+    pub(super) fn set(&mut self, slot: Slot, State { start, used, until, .. }: State) {
+        *self.get_mut(slot) = Entry { fingerprint: slot.fingerprint, until, start, used };
     }
 
     pub(super) fn clear(&mut self, slot: Slot) {
-        self.set(Slot { fingerprint: 0, ..slot }, 0, P::default());
+        *self.get_mut(slot) = Entry::default();
     }
 }
 
 #[cfg(feature = "saved")]
-impl<P: Copy + Default> Table<P> {
-    pub(super) fn buckets(&self) -> &[Bucket<P>] {
+impl Table {
+    pub(super) fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
 
     /// Reduced to `max_buckets` if the live entries fit.
-    pub(super) fn restored(buckets: Vec<Bucket<P>>, max_buckets: usize, now: i64) -> Self {
+    pub(super) fn restored(buckets: Vec<Bucket>, max_buckets: usize, now: i64) -> Self {
         let as_before = Self { max_buckets, buckets: buckets.into() };
         match as_before.buckets.len() > max_buckets {
             true => as_before.moved(max_buckets, now).unwrap_or(as_before),

@@ -26,7 +26,7 @@ use super::super::sharded::{MAX_SHARDS, Sharded, seeds, share};
 use super::super::table::{Bucket, Entry, WAYS};
 use super::Memory;
 use super::locked::ShardLock;
-use super::shard::{Count, Shard};
+use super::shard::Shard;
 use crate::quota::{Anchor, FNV_1A, Quota, SavedWindows, Span, fnv_1a};
 use crate::sync;
 use crate::window::MAX;
@@ -72,13 +72,13 @@ fn put(bytes: &mut Vec<u8>, numbers: impl IntoIterator<Item = u64>) {
     numbers.into_iter().for_each(|number| bytes.extend(number.to_le_bytes()));
 }
 
-fn write_table(table: &[Bucket<Count>], now: i64, starts: &mut (i64, i64), bytes: &mut Vec<u8>) {
+fn write_table(table: &[Bucket], now: i64, starts: &mut (i64, i64), bytes: &mut Vec<u8>) {
     put(bytes, [table.len() as u64]);
     for bucket in table {
-        let running = |(way, entry): (usize, &Entry<Count>)| u64::from(entry.until > now) << way;
+        let running = |(way, entry): (usize, &Entry)| u64::from(entry.until > now) << way;
         put(bytes, [bucket.iter().enumerate().map(running).sum()]);
         for entry in bucket.iter().filter(|entry| entry.until > now) {
-            let Entry { fingerprint, until, payload: Count { start, used } } = *entry;
+            let Entry { fingerprint, until, start, used } = *entry;
             *starts = (starts.0.min(start), starts.1.max(start));
             put(bytes, [fingerprint, start as u64, until as u64, used as u64]);
         }
@@ -185,16 +185,16 @@ impl Input<'_> {
         is_possible.then_some(span).ok_or_else(|| broken("a number in it is not possible"))
     }
 
-    fn buckets(&mut self, now: i64) -> io::Result<Vec<Bucket<Count>>> {
+    fn buckets(&mut self, now: i64) -> io::Result<Vec<Bucket>> {
         let mut buckets = Vec::new();
         for _ in 0..self.u64()? {
             let running = self.u64()?;
-            let mut bucket = Bucket::<Count>::default();
+            let mut bucket = Bucket::default();
             for way in (0..WAYS).filter(|way| running >> way & 1 == 1) {
                 let fingerprint = self.u64()?.max(1);
                 let (Span { start, end: until }, used) = (self.span()?, self.number()?);
                 if until > now {
-                    bucket[way] = Entry { fingerprint, until, payload: Count { start, used } };
+                    bucket[way] = Entry { fingerprint, until, start, used };
                 }
             }
             buckets.push(bucket);

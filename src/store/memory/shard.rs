@@ -6,7 +6,7 @@ use super::super::sharded::{fingerprint, mix};
 use super::super::table::{Bucket, Entry, Found, Slot, Table};
 use super::time::Reading;
 use crate::decision::{Ruling, Usage};
-use crate::quota::{Anchor, Quota, SavedWindows, fmix64};
+use crate::quota::{Anchor, Quota, SavedWindows, Span, fmix64};
 use crate::window::{MAX, State, Window};
 
 /// One quota uses one in this many of a shard's overflow entries.
@@ -15,15 +15,9 @@ const OVERFLOW_SHARE: u64 = 4;
 /// Buckets of the table for each bucket of its overflow.
 const PER_OVERFLOW: usize = 32;
 
-#[derive(Clone, Copy, Default)]
-pub(super) struct Count {
-    pub(super) start: i64,
-    pub(super) used: i64,
-}
-
 pub(crate) struct Shard {
-    table: Table<Count>,
-    overflow: Table<Count>,
+    pub(super) table: Table,
+    overflow: Table,
     overflow_until: i64,
     pub(super) overflowed: u64,
     /// The latest of a call since the clock stepped back. Without tables the end of time, so that
@@ -86,7 +80,7 @@ impl Home {
 pub(super) fn max_bytes(shards: usize, buckets: usize) -> usize {
     let all = (buckets + overflow(buckets)).saturating_mul(shards);
     // One table may be doubling, and holds its old buckets until that is done.
-    all.saturating_add(buckets.div_ceil(2)).saturating_mul(size_of::<Bucket<Count>>())
+    all.saturating_add(buckets.div_ceil(2)).saturating_mul(size_of::<Bucket>())
 }
 
 fn overflow(buckets: usize) -> usize {
@@ -126,10 +120,6 @@ impl Shard {
         if !self.is_unallocated() && now < self.latest {
             self.step_back(now);
         }
-    }
-
-    pub(super) fn live(&self, now: i64) -> usize {
-        self.table.live(now)
     }
 
     #[inline]
@@ -257,8 +247,8 @@ impl Shard {
         let (at, mut any) = (self.stepped_back_at, false);
         if at > 0 {
             // By whole windows, as the grid of an entry's quota isn't known here.
-            let to = |entry: &Entry<Count>| {
-                let Entry { until, payload: Count { start, .. }, .. } = *entry;
+            let to = |entry: &Entry| {
+                let Entry { start, until, .. } = *entry;
                 at + (start - at).rem_euclid(until - start)
             };
             self.table.change_around(fingerprint, |entry| any |= pull_back(entry, now, to));
@@ -299,8 +289,8 @@ impl Shard {
             _ => return !shares,
         };
         // To nothing used, whatever the plan. (A new count depends on the plan.)
-        let State { start, until, .. } = account.window(now, quota, None).take(0);
-        self.table.set(slot, until, Count { start, used: -MAX });
+        let new = account.window(now, quota, None).take(0);
+        self.table.set(slot, State { used: -MAX, ..new });
         true
     }
 
@@ -313,14 +303,13 @@ impl Shard {
 
     #[inline]
     pub(super) fn write(&mut self, now: i64, place: CountedIn, state: State) {
-        let State { start, used, until, .. } = state;
         match place {
             CountedIn::Own(slot) | CountedIn::Free(slot) | CountedIn::Inheriting(slot) => {
-                self.table.set(slot, until, Count { start, used });
+                self.table.set(slot, state);
             }
             CountedIn::Shared(slot, least) => {
-                let until = until.max(least);
-                self.overflow.set(slot, until, Count { start: now, used });
+                let until = state.until.max(least);
+                self.overflow.set(slot, State { start: now, until, ..state });
                 self.overflow_until = self.overflow_until.max(until);
             }
             CountedIn::None => {}
@@ -342,7 +331,7 @@ impl Shard {
         let entry = self.table.entry_mut(fingerprint)?;
         let state = state(*entry);
         let ruling = Self::rule_running(now, quota, state, cost)?;
-        entry.payload.used = ruling.usage.used;
+        entry.used = ruling.usage.used;
         Some((ruling, state))
     }
 
@@ -393,8 +382,8 @@ impl Shard {
             _ => return None,
         };
         // The count of a quota that carries nothing over ends with its window.
-        let count = Count { start: window.start, used: ruling.usage.used };
-        self.table.set(slot, window.end, count);
+        let (Span { start, end: until }, used) = (window.span(), ruling.usage.used);
+        self.table.set(slot, State { start, used, until, end: 0 });
         Some((ruling, is_new))
     }
 
@@ -417,21 +406,21 @@ impl Shard {
     /// Takes tokens of a plain quota, whose window runs and has them.
     #[inline(always)]
     pub(super) fn take_running(&mut self, slot: Slot, cost: u64) {
-        self.table.get_mut(slot).payload.used += cost as i64;
+        self.table.get_mut(slot).used += cost as i64;
     }
 }
 
 /// The parts that a file keeps: the tables, bucket by bucket.
 #[cfg(feature = "saved")]
 impl Shard {
-    pub(super) fn buckets(&self) -> [&[Bucket<Count>]; 2] {
+    pub(super) fn buckets(&self) -> [&[Bucket]; 2] {
         [&self.table, &self.overflow].map(Table::buckets)
     }
 
     /// What runs later than now is of a clock that was ahead, which has stepped back.
     pub(super) fn restored(
-        own: Vec<Bucket<Count>>,
-        shared: Vec<Bucket<Count>>,
+        own: Vec<Bucket>,
+        shared: Vec<Bucket>,
         max_buckets: usize,
         now: i64,
     ) -> Self {
@@ -459,19 +448,18 @@ impl Shard {
 }
 
 #[inline]
-fn state(entry: Entry<Count>) -> State {
-    let Entry { until, payload: Count { start, used }, .. } = entry;
+fn state(Entry { start, used, until, .. }: Entry) -> State {
     State { start, used, until, end: 0 }
 }
 
 /// Moves a window that begins a window or more ahead (S4), and returns whether it did. The count
 /// stays.
-fn pull_back(entry: &mut Entry<Count>, now: i64, to: impl Fn(&Entry<Count>) -> i64) -> bool {
-    let lasts = entry.until.saturating_sub(entry.payload.start);
-    let is_ahead = lasts > 0 && entry.payload.start.saturating_sub(now) >= lasts;
+fn pull_back(entry: &mut Entry, now: i64, to: impl Fn(&Entry) -> i64) -> bool {
+    let lasts = entry.until.saturating_sub(entry.start);
+    let is_ahead = lasts > 0 && entry.start.saturating_sub(now) >= lasts;
     if is_ahead {
         let to = to(entry);
-        (entry.payload.start, entry.until) = (to, to.saturating_add(lasts));
+        (entry.start, entry.until) = (to, to.saturating_add(lasts));
     }
     is_ahead
 }
