@@ -15,6 +15,9 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+#[cfg(unix)]
+use rustix::fs::{FlockOperation, flock};
+
 use super::super::sharded::{Sharded, seeds};
 use super::format;
 use super::locked::ShardLock;
@@ -225,6 +228,7 @@ impl Drop for Saver {
 /// The lock is of a file beside it, and is held while this value lives.
 struct LockedFile {
     path: PathBuf,
+    #[cfg_attr(not(unix), allow(dead_code))]
     lock: File,
     /// The hash and the size of the content that was written last.
     last: Option<(u64, u64)>,
@@ -309,7 +313,8 @@ impl LockedFile {
 impl Drop for LockedFile {
     fn drop(&mut self) {
         // A process that is being forked has the lock's file, too, and would keep it locked.
-        let _ = unlock(&self.lock);
+        #[cfg(unix)]
+        let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
@@ -334,17 +339,14 @@ fn explain(verb: &str, path: &Path, error: io::Error) -> io::Error {
 }
 
 /// Only the owner can read it.
-#[cfg(unix)]
 fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-
-    options.mode(0o600).open(path)
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
+    options.open(path)
 }
 
 #[cfg(unix)]
 fn exclusively(file: &File) -> io::Result<()> {
-    use rustix::fs::{FlockOperation, flock};
-
     match flock(file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
             let holder = "another store has this file open: a process that still runs, or this one";
@@ -354,22 +356,7 @@ fn exclusively(file: &File) -> io::Result<()> {
     }
 }
 
-#[cfg(unix)]
-fn unlock(file: &File) -> io::Result<()> {
-    Ok(rustix::fs::flock(file, rustix::fs::FlockOperation::Unlock)?)
-}
-
-#[cfg(not(unix))]
-fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    options.open(path)
-}
-
 #[cfg(not(unix))]
 fn exclusively(_: &File) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::Unsupported, "counts in a file need the file locks of Unix"))
-}
-
-#[cfg(not(unix))]
-fn unlock(_: &File) -> io::Result<()> {
-    Ok(())
 }
