@@ -42,8 +42,6 @@ pub(super) struct Waiting {
     costs: Tokens,
     /// How many of these have to wait, by an answer.
     pub(super) have_to_wait: u64,
-    /// Some requests were not told to wait, by an answer that had room or for lack of one.
-    has_unjudged: bool,
     answer: Option<LastAnswer>,
     pause: Duration,
 }
@@ -317,7 +315,6 @@ impl Waiting {
         };
         self.costs.add(&request.cost);
         self.have_to_wait += u64::from(has_to_wait);
-        self.has_unjudged |= !has_to_wait;
         self.requests.insert(me, Box::new(request));
         self.lose_last(visit);
     }
@@ -416,10 +413,7 @@ impl Waiting {
             self.note_answer(claim, sent, decision, visit);
         }
         match self.asking.remove(&me) {
-            Some(request) if waits => {
-                self.has_unjudged |= !request.has_to_wait;
-                self.requests.insert(me, request);
-            }
+            Some(request) if waits => _ = self.requests.insert(me, request),
             Some(request) => self.leave(&request, visit),
             None => {}
         }
@@ -451,8 +445,9 @@ impl Waiting {
     /// The head is not due, so that all those behind it have to wait.
     fn judge(&mut self, visit: &mut Visit<'_>) {
         let mut tokens = self.in_flight_and(&Tokens::default());
-        let Some(answer) = self.answer.as_ref().filter(|_| self.has_unjudged) else { return };
-        self.has_unjudged = false;
+        // Some may not have been told to wait, by an answer that had room or for lack of one.
+        let all = (self.requests.len() + self.asking.len()) as u64;
+        let Some(answer) = self.answer.as_ref().filter(|_| self.have_to_wait < all) else { return };
         let mut late = Vec::new();
         for (number, request) in &mut self.requests {
             tokens.add(&request.cost);
