@@ -197,12 +197,23 @@ impl Remote {
         format!("node of {}", self.fallback().identity().unwrap_or_default())
     }
 
-    /// Now, and again when the guard is dropped with the reply: answers in between may be outdated.
-    fn forget_around_call(&self, scope: &Scope, key: &Key) -> AtEnd<impl Fn() + use<>> {
-        let (node, scope, key) = (Arc::clone(&self.caller.node), scope.clone(), key.clone());
+    /// Forgets the key now, and again when the call ends or is dropped: answers in between may be
+    /// outdated.
+    fn change(
+        &self,
+        scope: &Scope,
+        key: &Key,
+        ask: impl FnOnce(&dyn Store) -> Reply<()> + Send + 'static,
+    ) -> Reply<()> {
+        let (caller, id) = (Arc::clone(&self.caller), (scope.clone(), key.clone()));
+        let (node, (scope, key)) = (Arc::clone(&caller.node), id.clone());
         let forget = move || node.known.forget(&scope, &key);
         forget();
-        AtEnd(forget)
+        let forget = AtEnd(forget);
+        Reply::later(async move {
+            let _forget = forget;
+            caller.call_store(&id.0, &id.1, ask).await
+        })
     }
 }
 
@@ -241,29 +252,17 @@ impl Store for Remote {
             return self.fallback().adjust(local.as_adjust());
         }
         let Account { scope, key, .. } = adjust.account;
-        let (caller, forget) = (Arc::clone(&self.caller), self.forget_around_call(scope, key));
         let adjust = adjust.to_owned();
         // A correction that fails is dropped: what was taken stays counted (S14).
-        Reply::later(async move {
-            let adjust = adjust.as_adjust();
-            let Account { scope, key, .. } = adjust.account;
-            let answer = caller.call_store(scope, key, |store| store.adjust(adjust)).await;
-            drop(forget);
-            answer
-        })
+        self.change(scope, key, move |store| store.adjust(adjust.as_adjust()))
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         // Even if this handle does not count in memory, other handles of the scope may.
         let local = self.fallback().reset(scope, key).into_now().unwrap_or(Ok(()));
-        let (caller, forget) = (Arc::clone(&self.caller), self.forget_around_call(scope, key));
         let id = (scope.clone(), key.clone());
-        Reply::later(async move {
-            let (scope, key) = &id;
-            let answer = caller.call_store(scope, key, |store| store.reset(scope, key)).await;
-            drop(forget);
-            answer.and(local)
-        })
+        let reset = self.change(scope, key, move |store| store.reset(&id.0, &id.1));
+        Reply::later(async move { reset.await.and(local) })
     }
 
     fn is_shared(&self) -> bool {
