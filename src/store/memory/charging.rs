@@ -59,6 +59,13 @@ impl MemoryStore {
         }
     }
 
+    #[inline(never)]
+    fn charge_specially(&self, charge: Charge<'_>) -> Reply<Decision> {
+        let Account { scope, key, .. } = charge.account();
+        let (shard, hash) = self.memory.shards.shard_of(scope, key);
+        self.charge_locked(charge, self.time_for(&charge), shard.lock(), hash)
+    }
+
     /// A request that waits for a window counts the time until it ends.
     #[inline(always)]
     fn time_for(&self, charge: &Charge<'_>) -> Reading {
@@ -95,12 +102,8 @@ impl MemoryStore {
     #[inline(never)]
     fn charge_lines(&self, charge: Charge<'_>) -> Reply<Decision> {
         const ALL: usize = Quotas::MAX;
-        let Account { scope, quotas, key } = charge.account();
-        match (charge.len(), quotas.len()) {
-            (1, 1) => {
-                let (shard, hash) = self.memory.shards.shard_of(scope, key);
-                self.charge_locked(charge, self.time_for(&charge), shard.lock(), hash)
-            }
+        match (charge.len(), charge.account().quotas.len()) {
+            (1, 1) => self.charge_specially(charge),
             (1, 2) => self.charge_running::<1, 2, 2>(charge),
             (1, 3) => self.charge_running::<1, 3, 3>(charge),
             (1, _) => self.charge_running::<1, ALL, ALL>(charge),
