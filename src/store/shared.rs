@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::RandomState;
 use std::pin::pin;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -26,7 +26,7 @@ use crate::window::State;
 mod gather;
 mod step;
 
-use gather::{Answer, SharedCalls, WaitingQuestion};
+use gather::{SharedCalls, WaitingQuestion};
 use step::{Asked, DecidedStep, Step};
 
 /// How often a charge is decided: more than nodes may meet at a counter.
@@ -215,15 +215,6 @@ impl<C: Counters> Shared<C> {
         let (ahead, hasher) = Default::default();
         let calls = Arc::new(SharedCalls::new(SharedTable { counters, ahead, hasher }));
         Self { calls, deadline: Duration::MAX }
-    }
-
-    async fn ask(self, asked: Asked) -> Answer {
-        let mut counters = Vec::new();
-        asked.each_counter(|account, quota| {
-            let counter = (account.scope.id(), account.key, quota.identity());
-            counters.push(self.calls.table.hasher.hash_one(counter));
-        });
-        self.calls.ask(asked, counters.into(), self.deadline).await
     }
 }
 
@@ -454,7 +445,10 @@ impl<C: Counters> Store for Shared<C> {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         let (this, asked) = (self.clone(), Asked::Charge(charge.to_owned()));
         Reply::later(async move {
-            this.ask(asked).await?.ok_or_else(|| StoreError::new("the charge was not decided"))
+            this.calls
+                .ask(asked, this.deadline)
+                .await?
+                .ok_or_else(|| StoreError::new("the charge was not decided"))
         })
     }
 
@@ -467,7 +461,7 @@ impl<C: Counters> Store for Shared<C> {
             return Reply::now(());
         }
         let (this, asked) = (self.clone(), Asked::Adjust(Box::new(adjust.to_owned())));
-        Reply::later(async move { this.ask(asked).await.map(|_| ()) })
+        Reply::later(async move { this.calls.ask(asked, this.deadline).await.map(|_| ()) })
     }
 
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {

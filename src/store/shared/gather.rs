@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::{Future, pending, poll_fn};
+use std::hash::BuildHasher;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
@@ -157,18 +158,18 @@ impl<C: Counters> SharedCalls<C> {
 
     /// Asks in a call that others share. A question that expires before it is sent is no failure
     /// of the server.
-    pub(super) async fn ask(
-        &self,
-        asked: Asked,
-        counters: Box<[u64]>,
-        deadline: Duration,
-    ) -> Answer {
+    pub(super) async fn ask(&self, asked: Asked, deadline: Duration) -> Answer {
+        let mut counters = Vec::new();
+        asked.each_counter(|account, quota| {
+            let counter = (account.scope.id(), account.key, quota.identity());
+            counters.push(self.table.hasher.hash_one(counter));
+        });
         let gathering = self.of_this_runtime()?;
         let (reply, answer) = oneshot::channel();
         let until = Instant::now().checked_add(deadline);
         let fate = Arc::new(AtomicU8::new(WAITS));
         let of = Arc::clone(&fate);
-        let (tries, is_parted) = (0, false);
+        let (counters, tries, is_parted) = (counters.into(), 0, false);
         let question =
             WaitingQuestion { asked, counters, tries, is_parted, until, fate: of, reply };
         if let Some(alone) = gathering.change_queue(|queue| queue.push(question)) {
