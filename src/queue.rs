@@ -122,6 +122,7 @@ type Counter = (usize, Key);
 /// The quotas that decide a request's charge, in the order of its counters.
 pub(crate) type Terms = Arc<[Quotas]>;
 
+#[derive(Clone)]
 pub(crate) struct Claim {
     pub(crate) counters: Arc<[Counter]>,
     pub(crate) terms: Terms,

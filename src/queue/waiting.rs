@@ -47,10 +47,7 @@ pub(super) struct Waiting {
 }
 
 struct Request {
-    cost: Tokens,
-    terms: Terms,
-    arrived: Instant,
-    deadline: Instant,
+    claim: Claim,
     /// At the latest, unless it is not polled any more.
     next_poll: Instant,
     has_to_wait: bool,
@@ -214,7 +211,7 @@ impl Waiting {
         if look.has_changed
             && let Some(request) = self.requests.get_mut(&me)
         {
-            request.terms = Arc::clone(&claim.terms);
+            request.claim.terms = Arc::clone(&claim.terms);
         }
         self.pass_unpolled(me, visit);
         // A request that has just come may ask in any case.
@@ -304,18 +301,10 @@ impl Waiting {
                 _ => return,
             }
         }
-        let request = Request {
-            cost: claim.cost.clone(),
-            terms: Arc::clone(&claim.terms),
-            arrived: claim.arrived,
-            deadline,
-            next_poll: now,
-            has_to_wait,
-            waker: None,
-        };
-        self.costs.add(&request.cost);
+        self.costs.add(&claim.cost);
         self.have_to_wait += u64::from(has_to_wait);
-        self.requests.insert(me, Box::new(request));
+        let (claim, next_poll, waker) = (claim.clone(), now, None);
+        self.requests.insert(me, Box::new(Request { claim, next_poll, has_to_wait, waker }));
         self.lose_last(visit);
     }
 
@@ -390,9 +379,9 @@ impl Waiting {
 
     fn is_first_due_by(&self, deadline: Instant) -> bool {
         let Some((_, first)) = self.requests.first_key_value() else { return false };
-        let answer = self.answer.as_ref().filter(|answer| answer.is_of(&first.terms));
+        let answer = self.answer.as_ref().filter(|answer| answer.is_of(&first.claim.terms));
         answer.is_none_or(|answer| {
-            let due = answer.due(&self.in_flight_and(&first.cost));
+            let due = answer.due(&self.in_flight_and(&first.claim.cost));
             due.is_some_and(|due| due <= deadline + TICK)
         })
     }
@@ -450,13 +439,13 @@ impl Waiting {
         let Some(answer) = self.answer.as_ref().filter(|_| self.have_to_wait < all) else { return };
         let mut late = Vec::new();
         for (number, request) in &mut self.requests {
-            tokens.add(&request.cost);
+            tokens.add(&request.claim.cost);
             if !request.has_to_wait {
                 self.have_to_wait += 1;
                 request.has_to_wait = true;
-                let due = answer.due_behind(&request.terms, &tokens, true, visit.now);
-                if due.is_none_or(|due| due > request.deadline + TICK) {
-                    tokens.subtract(&request.cost);
+                let due = answer.due_behind(&request.claim.terms, &tokens, true, visit.now);
+                if due.is_none_or(|due| due > request.claim.deadline(visit.queue) + TICK) {
+                    tokens.subtract(&request.claim.cost);
                     late.push(*number);
                 }
             }
@@ -503,14 +492,14 @@ impl Waiting {
     }
 
     fn subtract(&mut self, request: &Request) {
-        self.costs.subtract(&request.cost);
+        self.costs.subtract(&request.claim.cost);
         self.have_to_wait -= u64::from(request.has_to_wait);
     }
 
     fn leave(&mut self, request: &Request, visit: &mut Visit<'_>) {
         self.subtract(request);
         if request.has_to_wait {
-            visit.waited = Some(visit.now.saturating_duration_since(request.arrived));
+            visit.waited = Some(visit.now.saturating_duration_since(request.claim.arrived));
         }
     }
 
@@ -525,7 +514,7 @@ impl Waiting {
 
     fn in_flight_and(&self, cost: &Tokens) -> Tokens {
         let mut tokens = cost.clone();
-        self.asking.values().for_each(|request| tokens.add(&request.cost));
+        self.asking.values().for_each(|request| tokens.add(&request.claim.cost));
         tokens
     }
 
@@ -537,7 +526,7 @@ impl Waiting {
             return tokens;
         }
         let mut tokens = self.in_flight_and(&claim.cost);
-        self.requests.range(..me).for_each(|(_, before)| tokens.add(&before.cost));
+        self.requests.range(..me).for_each(|(_, before)| tokens.add(&before.claim.cost));
         tokens
     }
 
