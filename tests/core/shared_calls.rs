@@ -401,7 +401,7 @@ fn a_runtime_that_ends_takes_only_its_own_calls_with_it() {
         while table.reads.swap(0, Ordering::SeqCst) == 0 {
             std::thread::yield_now();
         }
-        ending.shutdown_background();
+        ending.shutdown_timeout(Duration::from_secs(10));
     }
     table.let_through(100);
     run(async {
