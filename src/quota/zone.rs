@@ -64,7 +64,8 @@ impl Zone {
             return Ok(Self(Some(zone)));
         }
         // The names in the database bound the leak.
-        let id = zone_id(&spelled);
+        // Counters that outlive the process are found by this number.
+        let id = (fnv_1a(FNV_1A, spelled.bytes()) >> 24) + 1;
         let skipped = find_skipped_days(&rules);
         let recent = RecentWindows::new();
         let zone: &LoadedZone =
@@ -106,11 +107,6 @@ impl Zone {
     pub(super) fn recent(self) -> &'static RecentWindows {
         self.0.map_or(&RECENT_UTC, |zone| &zone.recent)
     }
-}
-
-/// Counters that outlive the process are found by this number.
-fn zone_id(name: &str) -> u64 {
-    (fnv_1a(FNV_1A, name.bytes()) >> 24) + 1
 }
 
 fn first_instant(rules: &TimeZone, clock: i64) -> i64 {

@@ -255,27 +255,23 @@ impl Shard {
     /// Returns `false` if the key shares a count, and no entry is free to take its place.
     pub(super) fn clear_count(&mut self, now: i64, account: &Account<'_>, home: &Home) -> bool {
         let quota = account.quotas.first();
-        let found = self.table.find(home.fingerprint(quota), now, |_| false);
-        if now >= self.overflow_until {
-            if let Found::Entry(slot) = found {
-                self.table.clear(slot);
+        let is_shared = now < self.overflow_until
+            && match self.find_shared(now, quota, home, |_| false) {
+                Found::Entry(slot) => now < self.overflow.get(slot).until,
+                Found::Free(_) => false,
+                Found::Full => true,
+            };
+        match self.table.find(home.fingerprint(quota), now, |_| false) {
+            Found::Entry(slot) if now >= self.overflow_until => self.table.clear(slot),
+            Found::Free(_) | Found::Full if !is_shared => {}
+            Found::Full => return false,
+            // Without an entry, the key would share a count, or inherit one.
+            Found::Entry(slot) | Found::Free(slot) => {
+                // To nothing used, whatever the plan. (A new count depends on the plan.)
+                let new = account.window(now, quota, None).take(0);
+                self.table.set(slot, State { used: -MAX, ..new });
             }
-            return true;
         }
-        let shares = match self.find_shared(now, quota, home, |_| false) {
-            Found::Entry(slot) => now < self.overflow.get(slot).until,
-            Found::Free(_) => false,
-            Found::Full => true,
-        };
-        let slot = match found {
-            Found::Entry(slot) => slot,
-            // Without an entry, the key would inherit the count of a shared one.
-            Found::Free(slot) if shares => slot,
-            _ => return !shares,
-        };
-        // To nothing used, whatever the plan. (A new count depends on the plan.)
-        let new = account.window(now, quota, None).take(0);
-        self.table.set(slot, State { used: -MAX, ..new });
         true
     }
 
