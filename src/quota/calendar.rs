@@ -45,7 +45,7 @@ impl Weekday {
 
 /// The windows of a quota on a calendar, numbered in order without gaps, as in the example of
 /// [`Windows`](crate::store::Windows).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Calendar {
     pub(super) period: Period,
     /// Windows begin on the day and at the time that the zone's clock shows at this instant; -1: on
@@ -66,7 +66,7 @@ struct Days {
     zone: Zone,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Period {
     Day,
     Week(Weekday),

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 #[cfg(not(feature = "time-zones"))]
 use std::convert::Infallible as TimeZone;
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -142,12 +141,6 @@ impl PartialEq for Zone {
 }
 
 impl Eq for Zone {}
-
-impl Hash for Zone {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.id().hash(state);
-    }
-}
 
 impl fmt::Debug for Zone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
