@@ -314,7 +314,8 @@ impl Quota {
     /// zone). To read newer data, restart the process.
     ///
     /// # Panics
-    /// If there is no such time zone, or the windows can't follow a calendar.
+    /// If there is no such time zone, if the window is not a day, a week, a month or a year, or if
+    /// the quota is staggered or begins with the first request.
     #[cfg(feature = "time-zones")]
     #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
     #[track_caller]

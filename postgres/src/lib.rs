@@ -34,9 +34,9 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 ///
 /// The store has a connection of its own, separate from your app's pool, and opens it with the
 /// first request: Postgres does not have to be up. Charges that wait at the same time share two
-/// statements, a read and then a write. A charge is decided again if the row has changed meanwhile,
-/// unless others have only taken tokens, and there are enough for both. While Postgres fails, the
-/// policy decides ([`on_failure`](Self::on_failure)). Clones share the connection.
+/// statements, a read and then a write. If another node changes the row in between, the charge is
+/// decided again, unless that node only took tokens, and enough are left for both. While Postgres
+/// fails, the policy decides ([`on_failure`](Self::on_failure)). Clones share the connection.
 ///
 /// ```no_run
 /// use tower_fixed_window::{FixedWindowLayer, Quota};
@@ -67,8 +67,9 @@ struct Settings {
 
 impl PostgresStore {
     /// Creates a store for the server at an address such as
-    /// `postgres://user:password@host/database`. `?sslmode=require` needs the feature `tls`. If
-    /// there are several hosts, `?target_session_attrs=read-write` finds the one that takes writes.
+    /// `postgres://user:password@host/database`. It takes no pool, because it opens a connection of
+    /// its own, with the first request. `?sslmode=require` needs the feature `tls`. If there are
+    /// several hosts, `?target_session_attrs=read-write` finds the one that takes writes.
     ///
     /// # Errors
     /// If the address is not valid. A server that does not answer is not an error here.

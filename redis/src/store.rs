@@ -65,11 +65,14 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// its windows ([`Quota::counter`](tower_fixed_window::Quota::counter)). The value is the window's
 /// start in microseconds plus the tokens used in it: [an example](crate#inspecting-counters).
 ///
-/// Counts that don't fit this number are text, `used@start`, with the start in milliseconds: 1,000
-/// tokens or more for each millisecond of the window, counts that take n windows to return
-/// (followed by `*n`: debt, rollover), counts below 0 (rollover), and those of
-/// [`from_first_request`](tower_fixed_window::Quota::from_first_request). Counts on a calendar are always text,
-/// with the end of the window, whose length the script does not know, and its number:
+/// Some counts don't fit this number. They are text, `used@start`, with the start in milliseconds:
+///
+/// - counts of [`from_first_request`](tower_fixed_window::Quota::from_first_request);
+/// - counts below 0, of rollover;
+/// - counts that take n windows to return to 0, of debt or rollover: `*n` follows;
+/// - counts of 1,000 tokens or more for each millisecond of the window.
+///
+/// On a calendar, the text is `used@start-end#number`, with the end and the number of the window:
 ///
 /// ```text
 /// > HGETALL tfw1:{plan:talice}
@@ -77,10 +80,10 @@ const NO_SENTINEL: (redis::ErrorKind, &str) =
 /// 2) "3812@1773547200000-1776225600000#674"
 /// ```
 ///
-/// The key expires a window or a minute, whichever is shorter, after the last of its counts is back
-/// at 0 (on a calendar, a minute). It stays that long because `MIGRATE` may move it to a node of a
-/// cluster whose clock is behind. To reset a key, delete it. Nothing else should write to these
-/// keys: calls fail on other values.
+/// When the last of its counts is back at 0, the key stays for another window, but at most for a
+/// minute (on a calendar, for a minute), because `MIGRATE` may move it to a node of a cluster whose
+/// clock is behind. To reset a key, delete it. Nothing else should write to these keys: calls fail
+/// on other values.
 #[derive(Clone)]
 pub struct RedisStore {
     remote: Remote,
@@ -92,7 +95,8 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// Creates a store for the server at an address such as `redis://user:password@host:6379/0`,
-    /// `rediss://` for TLS (feature `tls`), or `unix:///run/redis.sock`.
+    /// `rediss://` for TLS (feature `tls`), or `unix:///run/redis.sock`. It connects in the
+    /// background, so there is nothing to await; [`ping`](Self::ping) checks the server.
     ///
     /// # Errors
     /// If the address is not valid. A server that does not answer is not an error here.

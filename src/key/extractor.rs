@@ -326,7 +326,7 @@ where
     }
 }
 
-/// Extracts the value of a header, hashed.
+/// Extracts the value of a header, such as an API key, and hashes it.
 ///
 /// **The value is unverified.** A client that invents a new value gets a fresh count. Count by [a
 /// verified user](crate::guide::keys#a-verified-user), or add a limit per

@@ -128,7 +128,8 @@ impl Limit {
     }
 
     /// Sets the key that requests are counted by, with a closure:
-    /// `.key_fn(|parts| Some(Key::from(parts.extensions.get::<Session>()?.user_id)))`. If it
+    /// `.key_fn(|parts| Some(Key::from(parts.extensions.get::<Session>()?.user_id)))`. It gets
+    /// `http::request::Parts`, whose `method`, `uri`, `headers` and `extensions` are fields. If it
     /// returns `None`, the request is refused with 400. A client can write a path, a host or a
     /// header in many ways: count by [the value that your app
     /// uses](crate::guide::keys#different-spellings-of-one-value).

@@ -190,11 +190,11 @@ impl Limiter {
 
     /// Takes `cost` tokens, if necessary from later windows, as far as
     /// [`Quota::reserve_up_to`](crate::Quota::reserve_up_to) allows. The caller then waits for
-    /// [`Decision::ready_after`]. The callers whose wait ends in one window have together taken at
-    /// most `limit` tokens, plus the part of one charge that earlier windows cover. With several
-    /// quotas, a reservation is refused if it would be ready under one quota only after the window
-    /// in which another quota counts it. Once tokens of later windows are taken, those of earlier
-    /// ones can't be refunded ([S13], [S14]).
+    /// [`Decision::ready_after`]. Callers that become ready in one window have taken at most
+    /// `limit` tokens of that window; a charge that spans several windows becomes ready in the last
+    /// of them. With several quotas, a reservation is refused if one of them would make it wait
+    /// until after the window in which another one counts it. Once tokens of later windows are
+    /// taken, those of earlier ones can't be refunded ([S13], [S14]).
     ///
     /// [S13]:
     ///     https://docs.rs/tower-fixed-window-conformance/latest/tower_fixed_window_conformance/rules/#s13

@@ -26,6 +26,13 @@ use crate::queue::{ByKey, Queue};
 /// are kept are options of the [`Limit`](crate::Limit) that you pass to [`new`](Self::new):
 /// `FixedWindowLayer::new(Quota::per_minute(60).name("api").key(extension::<User>()))`.
 ///
+/// | if you look here for | it is an option of |
+/// |---|---|
+/// | `name`, `key`, `key_fn`, `cost_fn`, `shadow`, `store`, plans | the [`Limit`](crate::Limit) |
+/// | `and`, `in_zone`, `from_first_request`, bursts | the [`Quota`](crate::Quota) |
+/// | `deadline` (a time-out), `on_failure` (fail open or closed), `clock` | the store |
+/// | `peek`, `reset`, `set_quotas`, `set_shadow` | a [`Limiter`](crate::Limiter), from which you make the layer |
+///
 /// ```
 /// use axum::{Router, routing::{get, post}};
 /// use tower_fixed_window::{FixedWindowLayer, Quota};
@@ -141,9 +148,9 @@ impl FixedWindowLayer {
 }
 
 impl<J> FixedWindowLayer<J> {
-    /// Exempts requests for which the closure returns `true`: they pass uncounted and without
-    /// headers. Each call exempts more requests. For a customer without a limit, use
-    /// `Plan::UNLIMITED` in [`Limit::by_plan`](crate::Limit::by_plan).
+    /// Exempts requests for which the closure returns `true`, such as health checks: they pass
+    /// uncounted and without headers. Each call exempts more requests. For a customer without a
+    /// limit, use `Plan::UNLIMITED` in [`Limit::by_plan`](crate::Limit::by_plan).
     ///
     /// Exempt requests by properties that a client can't choose: not by a header, and by a path
     /// only if its handler is cheap, as for most [health
@@ -167,7 +174,7 @@ impl<J> FixedWindowLayer<J> {
     /// assert_eq!(response.status(), 200);
     /// assert!(!response.headers().contains_key("x-ratelimit-limit"));
     /// ```
-    #[doc(alias("whitelist", "allowlist", "exempt", "bypass"))]
+    #[doc(alias("whitelist", "allowlist", "exempt", "bypass", "health"))]
     pub fn skip<F>(mut self, skip: F) -> Self
     where
         F: Fn(&Parts) -> bool + Send + Sync + 'static,
@@ -198,8 +205,8 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// A layer counts each request that it lets pass, whatever the response is. With
     /// `.count_if(|response| response.status != 429)`, it does not count what an inner limit
-    /// refuses. But it then doesn't count a handler's own 429 either, even if the handler has
-    /// worked.
+    /// refuses. But it then doesn't count a handler's own 429 either, even if the handler has done
+    /// its work before.
     ///
     /// ```
     /// use axum::routing::any;
@@ -269,8 +276,10 @@ impl<J> FixedWindowLayer<J> {
         self.waiting.close();
     }
 
-    /// Puts the [`Decision`](crate::Decision) into the extensions of requests that pass: a handler of
-    /// axum reads it as `Extension<Decision>`.
+    /// Puts the [`Decision`](crate::Decision) into the extensions of requests that the limits have
+    /// granted. In axum, a handler takes `Option<Extension<Decision>>`: requests that are exempt or
+    /// unlimited, or that only shadow mode or `OnStoreFailure::Allow` lets pass, have none. A plain
+    /// `Extension<Decision>` would then respond with 500.
     #[doc(alias = "extension")]
     pub fn expose_decision(mut self) -> Self {
         self.options.expose_decision = true;
@@ -281,11 +290,12 @@ impl<J> FixedWindowLayer<J> {
     /// ids](crate::guide::observing#your-own-ids), or to warn an account near its limit.
     ///
     /// The layer calls it once for each request: after any waiting in a queue, and before it calls
-    /// the service or responds with a refusal. The closure gets the decision of the limits that can
-    /// refuse. If all are in [shadow mode](crate::Limit::shadow), it gets that of the first one
-    /// ([`is_shadow`](Decision::is_shadow)), which may refuse although the request passes. It is
-    /// not called for exempt requests, for requests without a key, or if the store fails and
-    /// nothing decides in its place (if memory does, [`is_local`](Decision::is_local) is `true`).
+    /// the service or responds with a refusal. The decision leaves out limits in [shadow
+    /// mode](crate::Limit::shadow). Only if all limits are in shadow mode, the closure gets the
+    /// decision of the first one ([`is_shadow`](Decision::is_shadow)), which may be a refusal
+    /// although the request passes. It is not called for exempt requests, for requests without a
+    /// key, or if the store fails and nothing decides in its place (if memory does,
+    /// [`is_local`](Decision::is_local) is `true`).
     ///
     /// The closure must not block, because the request waits for it; send slow work to a channel.
     /// It does not get the key, which may be a credential: put what your app knows about the client
@@ -368,8 +378,8 @@ impl<J> FixedWindowLayer<J> {
         FixedWindowLayer { limits, options, waiting, reject: Arc::new(reject) }
     }
 
-    /// Sets a closure that makes the response to a refused request from the request's parts and the
-    /// reason, as in the example of [`Rejection`]. In axum, JSON is
+    /// Sets a closure that makes the response to a refused request, such as a JSON body, from the
+    /// request's parts and the reason, as in the example of [`Rejection`]. In axum, JSON is
     /// `.on_reject(|_, why| (why.status(), Json(problem(why))).into_response())`. The layer adds
     /// its headers; other rate-limit headers of the closure stay. For a field of a struct, see [the
     /// type of a layer](Self#the-type-of-a-layer).

@@ -25,8 +25,8 @@ pub enum Reason {
     /// The limit is reached: 429, or the layer's status.
     #[doc(alias = "quota exceeded")]
     RateLimited(Decision),
-    /// The request has no key: 400 if the client left something out, 500 if the server is
-    /// misconfigured.
+    /// The request has no key: 400 if the client left something out or sent something that can't be
+    /// used, 500 if the server is misconfigured.
     MissingKey(MissingKey),
     /// The store failed, and its policy is to refuse requests then: 503.
     StoreFailed,

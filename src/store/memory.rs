@@ -60,13 +60,13 @@ const MINUTE: i64 = 60_000;
 /// # Memory
 ///
 /// A store holds `max_keys` entries, a million by default: one for each quota of each key in its
-/// current window. For a million, it takes at most 36.6 MB: 36.3 bytes for each entry (32 in a
-/// table that is 10/11 full, and 1/32 of that for the overflow), up to 1.2 kB of rounding for each
-/// shard, and half a shard's table while it doubles. With fewer keys, it takes less: 33 kB while
-/// empty; with a key in each, 0.6 kB for each of 256 shards, then about 35 to 70 bytes per key.
+/// current window. For a million, it takes at most 36.6 MB, about 36 bytes each. With fewer keys,
+/// it takes less: 33 kB while empty, up to 0.2 MB with the first few hundred keys, then about 35 to
+/// 70 bytes per key. [`max_bytes`](Self::max_bytes) returns the bound of any size.
 ///
-/// A shard's table doubles when a key finds no room in it. In a store of a million entries, that
-/// request and others with keys in the shard wait for about 0.1 ms. Other charges of one limit with
+/// Entries are in shards, by the hash of their key. A shard's table doubles when a key finds no
+/// room in it. In a store of a million entries, that request and others with keys in the shard wait
+/// for about 0.1 ms. Other charges of one limit with
 /// one or two quotas allocate nothing except for a key of more than 38 bytes; charges of more
 /// quotas or limits allocate a list in the [`Decision`]. For resets, the store keeps the windows
 /// that each name is charged under: a few hundred bytes, and at most 0.3 MB for 1,024 of them.

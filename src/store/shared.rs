@@ -149,7 +149,7 @@ pub trait Counters: Send + Sync + 'static {
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct CounterId {
-    /// The name of the limiter.
+    /// The name of the limit.
     pub scope: Arc<str>,
     /// The key that is counted, which a table keeps as [bytes](Key::as_bytes).
     pub key: Key,
