@@ -55,41 +55,40 @@ pub(crate) use waiting::Turn;
 use waiting::Waiting;
 
 pub(crate) struct Queue {
-    pub(crate) by_key: Arc<ByKey>,
-    pub(crate) limits: Limits,
-    pub(crate) most: u64,
-    pub(crate) max_wait: Duration,
+    limits: Limits,
+    most: u64,
+    max_wait: Duration,
+    by_key: Mutex<HashMap<Arc<[Counter]>, Weak<KeyQueue>, RandomState>>,
+    closed: AtomicBool,
+}
+
+struct KeyQueue {
+    queue: Arc<Queue>,
+    counters: Arc<[Counter]>,
+    waiting: Mutex<Waiting>,
 }
 
 impl Queue {
+    #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+    pub(crate) fn new(limits: Limits, most: u64, max_wait: Duration) -> Self {
+        let (by_key, closed) = Default::default();
+        Self { limits, most, max_wait, by_key, closed }
+    }
+
     /// Returns whether other nodes charge the same keys. All limits count in one store. A memory
     /// with a file is shared with later processes only.
     fn is_shared(&self) -> bool {
         let store = self.limits.shared_store();
         store.is_shared() && !matches!(store, AnyStore::Memory(_))
     }
-}
 
-#[derive(Default)]
-pub(crate) struct ByKey {
-    all: Mutex<HashMap<Arc<[Counter]>, Weak<KeyQueue>, RandomState>>,
-    closed: AtomicBool,
-}
-
-struct KeyQueue {
-    by_key: Arc<ByKey>,
-    counters: Arc<[Counter]>,
-    waiting: Mutex<Waiting>,
-}
-
-impl ByKey {
     fn find_or_add(self: &Arc<Self>, claim: &Claim) -> Arc<KeyQueue> {
-        let mut all = sync::lock(&self.all);
+        let mut all = sync::lock(&self.by_key);
         if let Some(of_key) = all.get(&claim.counters).and_then(Weak::upgrade) {
             return of_key;
         }
-        let (by_key, counters) = (Arc::clone(self), Arc::clone(&claim.counters));
-        let of_key = Arc::new(KeyQueue { by_key, counters, waiting: Mutex::default() });
+        let (queue, counters) = (Arc::clone(self), Arc::clone(&claim.counters));
+        let of_key = Arc::new(KeyQueue { queue, counters, waiting: Mutex::default() });
         all.insert(Arc::clone(&of_key.counters), Arc::downgrade(&of_key));
         of_key
     }
@@ -98,7 +97,7 @@ impl ByKey {
     #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        let all: Vec<_> = sync::lock(&self.all).values().filter_map(Weak::upgrade).collect();
+        let all: Vec<_> = sync::lock(&self.by_key).values().filter_map(Weak::upgrade).collect();
         for of_key in all {
             let wakers = sync::lock(&of_key.waiting).take_wakers();
             wakers.into_iter().for_each(Waker::wake);
@@ -108,7 +107,7 @@ impl ByKey {
 
 impl Drop for KeyQueue {
     fn drop(&mut self) {
-        let mut all = sync::lock(&self.by_key.all);
+        let mut all = sync::lock(&self.queue.by_key);
         // A new one may be in the map already.
         if all.get(&self.counters).is_some_and(|of_key| of_key.strong_count() == 0) {
             all.remove(&self.counters);

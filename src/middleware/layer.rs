@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+#[cfg(feature = "tokio")]
 use std::time::Duration;
 
 use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
@@ -17,7 +18,7 @@ use super::service::{Current, FixedWindow};
 use super::upload::{Drain, drain};
 use crate::decision::Decision;
 use crate::limits::{IntoLimits, Limiter, Limits};
-use crate::queue::{ByKey, Queue};
+use crate::queue::Queue;
 
 /// Limits the requests to the service that it wraps.
 ///
@@ -100,7 +101,6 @@ use crate::queue::{ByKey, Queue};
 pub struct FixedWindowLayer<J = ProblemJson> {
     pub(super) limits: Limits,
     pub(super) options: Options,
-    waiting: Arc<ByKey>,
     pub(super) reject: Arc<J>,
 }
 
@@ -143,7 +143,7 @@ impl FixedWindowLayer {
             drain::<axum::body::Body>(),
         ]);
         let options = Options { drains, ..Options::default() };
-        Self { limits, options, waiting: Arc::default(), reject: Arc::new(ProblemJson) }
+        Self { limits, options, reject: Arc::new(ProblemJson) }
     }
 }
 
@@ -264,7 +264,7 @@ impl<J> FixedWindowLayer<J> {
     #[cfg(feature = "tokio")]
     #[doc(alias("wait", "max_wait", "delay"))]
     pub fn queue(mut self, requests: u64, max_wait: Duration) -> Self {
-        self.options.queue = Some((requests, max_wait));
+        self.options.queue = Some(Arc::new(Queue::new(self.limits.clone(), requests, max_wait)));
         self
     }
 
@@ -273,7 +273,7 @@ impl<J> FixedWindowLayer<J> {
     #[cfg(feature = "tokio")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
     pub fn close_queue(&self) {
-        self.waiting.close();
+        self.options.queue.iter().for_each(|queue| queue.close());
     }
 
     /// Puts the [`Decision`](crate::Decision) into the extensions of requests that the limits have
@@ -374,8 +374,8 @@ impl<J> FixedWindowLayer<J> {
     /// [`Reject`](crate::Reject), each with an example. The default is
     /// [`ProblemJson`](crate::ProblemJson).
     pub fn reject<K>(self, reject: K) -> FixedWindowLayer<K> {
-        let Self { limits, options, waiting, reject: _ } = self;
-        FixedWindowLayer { limits, options, waiting, reject: Arc::new(reject) }
+        let Self { limits, options, .. } = self;
+        FixedWindowLayer { limits, options, reject: Arc::new(reject) }
     }
 
     /// Sets a closure that makes the response to a refused request, such as a JSON body, from the
@@ -414,12 +414,8 @@ impl<S, J> Layer<S> for FixedWindowLayer<J> {
     type Service = FixedWindow<S, J>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let (limits, options) = (self.limits.clone(), self.options.clone());
-        let queue = options.queue.map(|(most, max_wait)| {
-            let (by_key, limits) = (Arc::clone(&self.waiting), limits.clone());
-            Arc::new(Queue { by_key, limits, most, max_wait })
-        });
-        FixedWindow::new(inner, Current::new(limits, options, queue), Arc::clone(&self.reject))
+        let current = Current::new(self.limits.clone(), self.options.clone());
+        FixedWindow::new(inner, current, Arc::clone(&self.reject))
     }
 }
 
@@ -434,7 +430,6 @@ impl<J> Clone for FixedWindowLayer<J> {
         Self {
             limits: self.limits.clone(),
             options: self.options.clone(),
-            waiting: Arc::clone(&self.waiting),
             reject: Arc::clone(&self.reject),
         }
     }
@@ -458,8 +453,7 @@ pub(crate) struct Options {
     pub(crate) on_decision: Vec<OnDecision>,
     pub(crate) refund_dropped: bool,
     pub(crate) expose_decision: bool,
-    /// The most requests of a key that may wait, and the longest wait.
-    pub(crate) queue: Option<(u64, Duration)>,
+    pub(crate) queue: Option<Arc<Queue>>,
     pub(crate) drains: Vec<Drain>,
     pub(crate) status: Option<StatusCode>,
     pub(crate) headers: Headers,

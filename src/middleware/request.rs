@@ -142,7 +142,7 @@ impl LimitedRequest {
     fn begin(&mut self, parts: &Parts, arrived: Option<Instant>) -> Next {
         match self.lines {
             FoundLines::None => Next::Call,
-            FoundLines::Enforced if self.current.queue.is_some() && self.may_wait() => {
+            FoundLines::Enforced if self.current.options.queue.is_some() && self.may_wait() => {
                 self.join_queue(parts, arrived)
             }
             _ => self.charge(parts),

@@ -17,7 +17,6 @@ use super::request::LimitedRequest;
 use crate::key::Key;
 use crate::limits::{Limiter, Limits, PlanFn};
 use crate::observe;
-use crate::queue::Queue;
 use crate::quota::Quotas;
 use crate::sync::{self, Mutex};
 
@@ -121,7 +120,6 @@ impl<J> InForce<J> {
 pub(crate) struct Current {
     pub(crate) limits: Limits,
     pub(crate) options: Options,
-    pub(crate) queue: Option<Arc<Queue>>,
     /// Of each limit.
     pub(crate) settings: Box<[Settings]>,
     /// Counts the requests that were marked: see [`mark`](Self::mark).
@@ -129,15 +127,15 @@ pub(crate) struct Current {
 }
 
 impl Current {
-    pub(crate) fn new(limits: Limits, options: Options, queue: Option<Arc<Queue>>) -> Self {
+    pub(crate) fn new(limits: Limits, options: Options) -> Self {
         let settings = limits.limiters.iter().map(|limiter| Settings::new(limiter, &options));
         let settings = settings.collect();
-        Self { limits, options, queue, settings, marked: AtomicU32::new(0) }
+        Self { limits, options, settings, marked: AtomicU32::new(0) }
     }
 
     #[cold]
     pub(crate) fn renewed(&self) -> Self {
-        Self::new(self.limits.clone(), self.options.clone(), self.queue.clone())
+        Self::new(self.limits.clone(), self.options.clone())
     }
 
     /// No limit's quotas have changed since this was made, and no change ends by itself.

@@ -12,7 +12,6 @@ use crate::sync::{self, Instant, Sleep};
 
 /// Dropping it removes the request.
 pub(crate) struct Place {
-    queue: Arc<Queue>,
     of_key: Arc<KeyQueue>,
     pub(crate) claim: Claim,
     /// `None` before the first look.
@@ -26,9 +25,8 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn new(queue: &Arc<Queue>, claim: Claim) -> Self {
-        let (of_key, sent) = (queue.by_key.find_or_add(&claim), claim.arrived);
-        let (queue, number, alarm) = (Arc::clone(queue), None, None);
-        Self { queue, of_key, claim, number, sent, has_changed: false, alarm }
+        let (of_key, sent) = (queue.find_or_add(&claim), claim.arrived);
+        Self { of_key, claim, number: None, sent, has_changed: false, alarm: None }
     }
 
     /// `changed` are the request's quotas, if they are others now. Once it asks, its charge has to
@@ -45,8 +43,8 @@ impl Place {
         }
         let can_wait = waker.is_none() || self.alarm().is_some();
         let look = Look { waker, is_ready, can_wait, has_changed };
-        let Self { queue, claim, number, sent, .. } = self;
-        let (turn, until) = self.of_key.visit(queue, |waiting, visit| {
+        let Self { claim, number, sent, .. } = self;
+        let (turn, until) = self.of_key.visit(|waiting, visit| {
             *sent = visit.now;
             waiting.look(number, claim, &look, visit)
         });
@@ -59,7 +57,7 @@ impl Place {
     /// While its charge is in flight.
     pub(crate) fn stay(&mut self, cx: &mut Context<'_>) {
         let Some(number) = self.number else { return };
-        let next_poll = self.of_key.visit(&self.queue, |waiting, visit| {
+        let next_poll = self.of_key.visit(|waiting, visit| {
             let next_poll = visit.now + SIGN_OF_LIFE;
             waiting.note_polled(number, next_poll);
             next_poll
@@ -71,7 +69,7 @@ impl Place {
     /// Returns `false` if the request no longer waits.
     pub(crate) fn note(&self, answer: &Result<Decision, StoreError>) -> bool {
         let Some(number) = self.number else { return false };
-        self.of_key.visit(&self.queue, |waiting, visit| {
+        self.of_key.visit(|waiting, visit| {
             waiting.note(number, &self.claim, self.sent, answer, visit)
         })
     }
@@ -95,14 +93,14 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            self.of_key.visit(&self.queue, |waiting, visit| waiting.remove(number, visit));
+            self.of_key.visit(|waiting, visit| waiting.remove(number, visit));
         }
     }
 }
 
 impl KeyQueue {
-    fn visit<T>(&self, queue: &Queue, change: impl FnOnce(&mut Waiting, &mut Visit<'_>) -> T) -> T {
-        let mut visit = Visit::new(queue);
+    fn visit<T>(&self, change: impl FnOnce(&mut Waiting, &mut Visit<'_>) -> T) -> T {
+        let mut visit = Visit::new(&self.queue);
         let mut waiting = sync::lock(&self.waiting);
         let before = waiting.have_to_wait;
         let changed = change(&mut waiting, &mut visit);
@@ -110,7 +108,7 @@ impl KeyQueue {
         drop(waiting);
         if more != 0 || visit.waited.is_some() {
             for (limit, _) in &*self.counters {
-                let observed = queue.limits.limiters[*limit].scope.observe();
+                let observed = self.queue.limits.limiters[*limit].scope.observe();
                 observed.waits(more);
                 visit.waited.into_iter().for_each(|time| observed.took(Timed::Wait, time));
             }

@@ -215,7 +215,7 @@ impl Waiting {
         }
         self.pass_unpolled(me, visit);
         // A request that has just come may ask in any case.
-        if look.waker.is_some() && visit.queue.by_key.closed.load(Ordering::Acquire) {
+        if look.waker.is_some() && visit.queue.closed.load(Ordering::Acquire) {
             return (Turn::Closed, now);
         }
         // A search of the map takes longer, the more wait: one that waits already is found once.

@@ -21,7 +21,7 @@ impl LimitedRequest {
     /// The service is ready.
     #[inline(never)]
     pub(super) fn join_queue(&mut self, parts: &Parts, arrived: Option<Instant>) -> Next {
-        let Some(queue) = &self.current.queue else { return Next::Call };
+        let Some(queue) = &self.current.options.queue else { return Next::Call };
         let arrived = arrived.unwrap_or_else(Instant::now);
         let place = Place::new(queue, self.claim(arrived));
         self.rare().queued = Some(Box::new(place));
