@@ -7,9 +7,8 @@
 use std::sync::Arc;
 #[cfg(feature = "saved")]
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 #[cfg(feature = "saved")]
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::sync::AtEnd;
 #[cfg(feature = "saved")]
@@ -24,14 +23,33 @@ pub(crate) use log::{
     counts_broken, counts_loaded, counts_not_saved, counts_saved, counts_saved_again,
 };
 pub(crate) use log::{doubt, mistake, overflow, shows_refusals};
+pub(crate) use meters::Meters;
 #[cfg(feature = "metrics")]
-pub(crate) use meters::{Meters, memory};
+pub(crate) use meters::memory;
 
 /// `true` if requests without a fault are reported.
 pub(crate) const ON: bool = cfg!(any(feature = "tracing", feature = "metrics"));
 
+/// Nothing is counted.
 #[cfg(not(feature = "metrics"))]
-pub(crate) type Meters = ();
+mod meters {
+    use std::time::Duration;
+
+    use super::{Change, Event, Observed, Timed};
+
+    pub(crate) type Meters = ();
+
+    impl Observed {
+        pub(crate) fn event(&self, _: Event, _: u64) {}
+        pub(crate) fn passed(&self, _: Event, _: u64) {}
+        pub(crate) fn has_costs(&self) {}
+        pub(crate) fn took(&self, _: Timed, _: Duration) {}
+        pub(crate) fn waits(&self, _: i64) {}
+        pub(crate) fn changed(&self, _: Change, _: Option<i64>) {}
+    }
+
+    pub(super) fn call(_: f64) {}
+}
 
 /// A scope, as the log and the metrics know it.
 #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
@@ -45,56 +63,6 @@ impl Observed {
     #[inline]
     fn name(&self) -> &str {
         if self.name.is_empty() { "unnamed" } else { &self.name }
-    }
-
-    #[inline(always)]
-    pub(crate) fn event(&self, what: Event, n: u64) {
-        #[cfg(feature = "metrics")]
-        self.meters.event(self.name(), what, n);
-        let _ = (what, n);
-    }
-
-    #[inline(always)]
-    pub(crate) fn passed(&self, what: Event, tokens: u64) {
-        self.event(what, 1);
-        #[cfg(feature = "metrics")]
-        if tokens != 1 || self.meters.has_costs() {
-            self.charged(tokens);
-        }
-        let _ = tokens;
-    }
-
-    #[cfg(feature = "metrics")]
-    #[inline(never)]
-    fn charged(&self, tokens: u64) {
-        self.meters.note_costs();
-        self.event(Event::TokensCharged, tokens);
-    }
-
-    /// From here on, tokens are counted.
-    pub(crate) fn has_costs(&self) {
-        #[cfg(feature = "metrics")]
-        self.meters.note_costs();
-    }
-
-    /// The duration of a call to a store, or of a wait in a queue.
-    pub(crate) fn took(&self, what: Timed, time: Duration) {
-        #[cfg(feature = "metrics")]
-        self.meters.took(self.name(), what, time);
-        let _ = (what, time);
-    }
-
-    pub(crate) fn waits(&self, more: i64) {
-        #[cfg(feature = "metrics")]
-        self.meters.waits(self.name(), more as f64);
-        let _ = more;
-    }
-
-    /// `end` is in milliseconds.
-    pub(crate) fn changed(&self, of: Change, end: Option<i64>) {
-        #[cfg(feature = "metrics")]
-        meters::change(self.name(), of, end);
-        let _ = (of, end);
     }
 }
 
@@ -120,12 +88,8 @@ impl Saves {
 
 /// Counts a call to a store as in flight until the guard is dropped.
 pub(crate) fn call_under_way() -> AtEnd<impl Fn()> {
-    #[cfg(feature = "metrics")]
     meters::call(1.0);
-    AtEnd(|| {
-        #[cfg(feature = "metrics")]
-        meters::call(-1.0);
-    })
+    AtEnd(|| meters::call(-1.0))
 }
 
 /// What is counted: what became of a request, how one was answered without its store, and others.

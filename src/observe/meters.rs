@@ -16,7 +16,7 @@ use metrics::{counter, describe_counter};
 
 #[cfg(feature = "saved")]
 use super::Saves;
-use super::{CHANGES, Change, Event, LABELS, Timed};
+use super::{CHANGES, Change, Event, LABELS, Observed, Timed};
 #[cfg(feature = "saved")]
 use crate::sync::lock;
 
@@ -94,23 +94,12 @@ pub(crate) struct Meters {
 impl UnwindSafe for Meters {}
 impl RefUnwindSafe for Meters {}
 
-impl Meters {
-    pub(super) fn note_costs(&self) {
-        if !self.has_costs() {
-            self.costs.store(true, Ordering::Relaxed);
-        }
-    }
-
+impl Observed {
     #[inline(always)]
-    pub(super) fn has_costs(&self) -> bool {
-        self.costs.load(Ordering::Relaxed)
-    }
-
-    #[inline(always)]
-    pub(super) fn event(&self, scope: &str, what: Event, n: u64) {
-        match self.counters.get() {
+    pub(crate) fn event(&self, what: Event, n: u64) {
+        match self.meters.counters.get() {
             Some(counters) => counters[what as usize].increment(n),
-            None => self.first_event(scope, what as usize, n),
+            None => self.first_event(what as usize, n),
         }
     }
 
@@ -120,8 +109,9 @@ impl Meters {
     /// Without a recorder, the facade has one of size zero that does nothing, and its handles do
     /// nothing for ever, so these are not kept. (Nor are those of an app's recorder of size zero.)
     #[cold]
-    fn first_event(&self, scope: &str, what: usize, n: u64) {
-        let keys = self.keys.get_or_init(|| array::from_fn(|event| key(scope, event)));
+    fn first_event(&self, what: usize, n: u64) {
+        let keys = || array::from_fn(|event| key(self.name(), event));
+        let keys = self.meters.keys.get_or_init(keys);
         metrics::with_recorder(|recorder| {
             if size_of_val(recorder) == 0 {
                 return recorder.register_counter(&keys[what], &METADATA).increment(n);
@@ -131,7 +121,7 @@ impl Meters {
             for (name, help) in SECONDS {
                 recorder.describe_histogram(name.into(), Some(Unit::Seconds), help.into());
             }
-            let counters = self.counters.get_or_init(|| {
+            let counters = self.meters.counters.get_or_init(|| {
                 array::from_fn(|event| {
                     let (name, help) = described(event);
                     recorder.describe_counter(name.into(), None, help.into());
@@ -142,19 +132,50 @@ impl Meters {
         });
     }
 
-    pub(super) fn took(&self, scope: &str, what: Timed, time: Duration) {
-        let (name, _) = SECONDS[what as usize];
-        let register = || histogram!(name, "scope" => scope.to_owned());
-        with(&self.seconds[what as usize], register, |of| of.record(time.as_secs_f64()));
+    #[inline(always)]
+    pub(crate) fn passed(&self, what: Event, tokens: u64) {
+        self.event(what, 1);
+        if tokens != 1 || self.meters.costs.load(Ordering::Relaxed) {
+            self.charged(tokens);
+        }
     }
 
-    pub(super) fn waits(&self, scope: &str, more: f64) {
-        let register = || gauge!(WAITING, "scope" => scope.to_owned());
-        with(&self.waiting, register, |of| of.increment(more));
+    #[inline(never)]
+    fn charged(&self, tokens: u64) {
+        self.has_costs();
+        self.event(Event::TokensCharged, tokens);
+    }
+
+    /// From here on, tokens are counted.
+    pub(crate) fn has_costs(&self) {
+        if !self.meters.costs.load(Ordering::Relaxed) {
+            self.meters.costs.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The duration of a call to a store, or of a wait in a queue.
+    pub(crate) fn took(&self, what: Timed, time: Duration) {
+        let (name, _) = SECONDS[what as usize];
+        let register = || histogram!(name, "scope" => self.name().to_owned());
+        with(&self.meters.seconds[what as usize], register, |of| of.record(time.as_secs_f64()));
+    }
+
+    pub(crate) fn waits(&self, more: i64) {
+        let register = || gauge!(WAITING, "scope" => self.name().to_owned());
+        with(&self.meters.waiting, register, |of| of.increment(more as f64));
+    }
+
+    /// `end` is in milliseconds; `None` sets 0.
+    pub(crate) fn changed(&self, of: Change, end: Option<i64>) {
+        const UNTIL: &str = "tower_fixed_window_changed_until_timestamp_seconds";
+
+        describe_gauge!(UNTIL, "When the last change of this kind ends by itself");
+        let end = end.map_or(0.0, |end| end as f64 / 1_000.0);
+        gauge!(UNTIL, "scope" => self.name().to_owned(), "of" => CHANGES[of as usize]).set(end);
     }
 }
 
-/// Keeps the handle, but for one that does nothing: see [`Meters::first_event`].
+/// Keeps the handle, but for one that does nothing: see [`Observed::first_event`].
 fn with<H>(kept: &OnceLock<H>, register: impl FnOnce() -> H, change: impl FnOnce(&H)) {
     let does_nothing = || metrics::with_recorder(|recorder| size_of_val(recorder) == 0);
     match kept.get() {
@@ -199,13 +220,4 @@ impl Saves {
             gauge!(name, "store" => store.to_owned()).set(value);
         }
     }
-}
-
-/// `end` is in milliseconds; `None` sets 0.
-pub(super) fn change(scope: &str, of: Change, end: Option<i64>) {
-    const UNTIL: &str = "tower_fixed_window_changed_until_timestamp_seconds";
-
-    describe_gauge!(UNTIL, "When the last change of this kind ends by itself");
-    let end = end.map_or(0.0, |end| end as f64 / 1_000.0);
-    gauge!(UNTIL, "scope" => scope.to_owned(), "of" => CHANGES[of as usize]).set(end);
 }

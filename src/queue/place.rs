@@ -69,9 +69,8 @@ impl Place {
     /// Returns `false` if the request no longer waits.
     pub(crate) fn note(&self, answer: &Result<Decision, StoreError>) -> bool {
         let Some(number) = self.number else { return false };
-        self.of_key.visit(|waiting, visit| {
-            waiting.note(number, &self.claim, self.sent, answer, visit)
-        })
+        self.of_key
+            .visit(|waiting, visit| waiting.note(number, &self.claim, self.sent, answer, visit))
     }
 
     fn alarm(&mut self) -> Option<&mut Sleep> {
