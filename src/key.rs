@@ -10,7 +10,6 @@ mod hops;
 mod ip;
 
 #[cfg(feature = "client-ip")]
-#[cfg_attr(docsrs, doc(cfg(feature = "client-ip")))]
 pub use client::{ClientIp, client_ip};
 pub use encoding::Key;
 pub(crate) use extractor::route;

@@ -30,7 +30,6 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use decision::{Decision, RateLimited, Usage};
 pub use key::{Key, KeyExtractor, MissingKey};
 #[cfg(feature = "serde")]
-#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use limits::KeptReceipt;
 pub use limits::{
     Limit, Limiter, Limits, Line, NearLimit, Receipt, Refused, RefusedKey, RefusedRoute,

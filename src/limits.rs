@@ -32,7 +32,6 @@ pub(crate) use observer::{ChargedLine, observe};
 pub use refused::{Refused, RefusedKey, RefusedRoute};
 
 #[cfg(feature = "serde")]
-#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 pub use kept::KeptReceipt;
 
 /// Limits that are charged together. A charge passes only if every limit grants it; a refused

@@ -317,7 +317,6 @@ impl Quota {
     /// If there is no such time zone, if the window is not a day, a week, a month or a year, or if
     /// the quota is staggered or begins with the first request.
     #[cfg(feature = "time-zones")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "time-zones")))]
     #[track_caller]
     #[doc(alias = "time_zone")]
     pub fn in_zone(self, name: &str) -> Self {

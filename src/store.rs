@@ -31,7 +31,6 @@ pub use memory::MemoryStore;
 pub use remote::Remote;
 pub use reply::{OnStoreFailure, Reply, StoreError};
 #[cfg(feature = "tokio")]
-#[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
 pub use shared::{CounterId, Counters, Shared, Write};
 
 pub use crate::quota::Calendar;

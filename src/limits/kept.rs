@@ -8,7 +8,6 @@ use crate::key::Key;
 use crate::quota::Quotas;
 use crate::store::{Account, Scope};
 
-#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl Receipt {
     /// Converts the receipt into one that can be stored, for a later refund or settlement in this
     /// process or another one: see [`KeptReceipt`].

@@ -271,7 +271,6 @@ impl<J> FixedWindowLayer<J> {
     /// Answers all requests that wait in the [`queue`](Self::queue) of this layer and its clones
     /// with 503. Later requests don't wait.
     #[cfg(feature = "tokio")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
     pub fn close_queue(&self) {
         self.options.queue.iter().for_each(|queue| queue.close());
     }

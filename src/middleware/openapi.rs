@@ -21,7 +21,6 @@ impl<J: 'static> FixedWindowLayer<J> {
     /// can't describe [`Grpc`]: for it, the object is empty.
     ///
     /// [response objects]: https://spec.openapis.org/oas/v3.1.1.html#response-object
-    #[cfg_attr(docsrs, doc(cfg(feature = "openapi")))]
     pub fn openapi_responses(&self) -> Value {
         let reject: &dyn Any = &*self.reject;
         let mut responses = Map::new();

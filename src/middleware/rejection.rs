@@ -520,7 +520,6 @@ fn answer<B: From<Bytes>>(reason: &Reason) -> Response<B> {
 
 /// As `From<RateLimited> for http::Response<B>`.
 #[cfg(feature = "axum")]
-#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl axum::response::IntoResponse for RateLimited {
     fn into_response(self) -> axum::response::Response {
         self.into()
@@ -529,7 +528,6 @@ impl axum::response::IntoResponse for RateLimited {
 
 /// 503 with `retry-after`.
 #[cfg(feature = "axum")]
-#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl axum::response::IntoResponse for StoreError {
     fn into_response(self) -> axum::response::Response {
         self.into()

@@ -142,7 +142,6 @@ impl MemoryStore {
     /// Call it when metrics are scraped, or on a timer: it takes as long as
     /// [`live_entries`](Self::live_entries).
     #[cfg(feature = "metrics")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn record_metrics(&self, name: &str) {
         crate::observe::memory(name, self.live_entries(), self.memory.max_keys);
         #[cfg(feature = "saved")]
