@@ -104,7 +104,7 @@ struct Details {
     lines: [Option<Decision>; MAX_LIMITS],
     /// Of several lines.
     governing: Option<u8>,
-    /// Of one line. Boxed, so that an allocator has a fast size for several lines.
+    /// Of the line that governs. Boxed, so that an allocator has a fast size for several lines.
     line: Option<Box<LineDetails>>,
 }
 
@@ -190,27 +190,14 @@ impl Decision {
     /// Returns the usage of each quota, in the order of the quotas.
     #[inline(always)]
     pub fn usage(&self) -> &[Usage] {
-        match &self.details {
-            None => &self.inline[..self.len.into()],
-            Some(_) => self.detailed_usage(),
-        }
-    }
-
-    #[inline(never)]
-    fn detailed_usage(&self) -> &[Usage] {
-        let line = self.governing_line();
-        let standings = line.line_details().map_or(&line.inline[..], |of| &of.standings);
-        &standings[..line.len.into()]
+        let standings = self.line_details().map_or(&self.inline[..], |of| &of.standings);
+        &standings[..self.len.into()]
     }
 
     /// Returns the quotas that refused, as indexes into [`usage`](Self::usage).
     pub fn refusing(&self) -> impl Iterator<Item = usize> + use<> {
         let refusing = self.refusing;
         (0..Quotas::MAX).filter(move |i| refusing >> i & 1 == 1)
-    }
-
-    pub(crate) fn is_refused_for_good(&self) -> bool {
-        self.verdict == Verdict::RefusedForGood
     }
 
     /// The position of the governing quota.
@@ -279,8 +266,7 @@ impl Decision {
 
     /// The quotas that refused.
     pub(crate) fn violated(&self) -> Vec<String> {
-        let violated = |(_, of): (_, Self)| of.refusing().map(move |i| of.policy(i));
-        self.limits().flat_map(violated).collect()
+        self.lines().flat_map(|(_, of)| of.refusing().map(|i| of.policy(i))).collect()
     }
 
     /// What clients read of a refusal by one quota, beside the time. `None`: the text names others,
@@ -325,7 +311,7 @@ impl Decision {
         quotas.get(self.governing()).unwrap_or(&quotas[0])
     }
 
-    fn lines(&self) -> impl Iterator<Item = (usize, &Self)> + Clone {
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &Self)> + Clone {
         (0..MAX_LIMITS).filter_map(|place| Some((place, self.at(place)?)))
     }
 
@@ -333,11 +319,6 @@ impl Decision {
         self.details.as_deref().and_then(|of| of.governing).unwrap_or(0).into()
     }
 
-    fn governing_line(&self) -> &Self {
-        self.at(self.governing_place()).unwrap_or(self)
-    }
-
-    /// The decision has one line.
     fn line_details(&self) -> Option<&LineDetails> {
         self.details.as_deref()?.line.as_deref()
     }
@@ -350,9 +331,8 @@ impl Decision {
     }
 
     fn covering_window(&self, i: usize) -> Span {
-        let line = self.governing_line();
-        let covered = line.line_details().and_then(|of| of.covered);
-        covered.map_or_else(|| line.usage()[i].span(), |covered| covered[i])
+        let covered = self.line_details().and_then(|of| of.covered);
+        covered.map_or_else(|| self.usage()[i].span(), |covered| covered[i])
     }
 
     pub(crate) fn map_lines(&self, mut change: impl FnMut(usize, Self) -> Self) -> Self {
@@ -361,7 +341,6 @@ impl Decision {
         Self::of_lines(charged, changed).expect("a decision has a line")
     }
 
-    /// The decision has one line.
     fn detail(&mut self) -> &mut LineDetails {
         let new = || {
             let mut standings = [Usage::NONE; Quotas::MAX];

@@ -6,9 +6,8 @@ use super::{Decision, Details, Label, MAX_INLINE, Usage, Verdict};
 use crate::quota::{Quotas, Span};
 use crate::window::{State, Window};
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ask {
-    pub(crate) cost: u64,
     pub(crate) reserve: bool,
     /// `true` if nothing is taken: the standings are those before the charge.
     pub(crate) peek: bool,
@@ -16,14 +15,15 @@ pub(crate) struct Ask {
 
 impl Decision {
     #[inline]
-    pub(super) fn new(
+    pub(super) fn new<const N: usize>(
         label: Label,
         now: i64,
         cost: u64,
-        inline: [Usage; MAX_INLINE],
+        standings: [Usage; N],
         len: usize,
     ) -> Self {
-        Self {
+        let inline = [standings[0], if N > 1 { standings[1] } else { Usage::NONE }];
+        let mut decision = Self {
             now,
             cost,
             verdict: Verdict::Passed,
@@ -37,7 +37,11 @@ impl Decision {
             local: false,
             shadow: false,
             details: None,
+        };
+        if N > MAX_INLINE && len > MAX_INLINE {
+            decision.detail().standings[..N].copy_from_slice(&standings);
         }
+        decision
     }
 
     /// [`over`](Self::over) for a plain charge in [running](Window::running) windows, with these
@@ -51,14 +55,8 @@ impl Decision {
         fits: bool,
     ) -> Self {
         let taken = if fits { cost as i64 } else { 0 };
-        let mut standings = [Usage::NONE; Quotas::MAX];
-        for (standing, usage) in standings.iter_mut().zip(usage) {
-            *standing = Usage { used: usage.used + taken, ..usage };
-        }
-        let mut decision = Self::new(label, now, cost, [standings[0], standings[1]], N);
-        if N > MAX_INLINE {
-            decision.detail().standings = standings;
-        }
+        let standings = usage.map(|usage| Usage { used: usage.used + taken, ..usage });
+        let mut decision = Self::new(label, now, cost, standings, N);
         if !fits {
             let ranks = usage.iter().map(|usage| (usage.verdict(cost), usage.end));
             decision.refuse(ranks.enumerate().filter(|(_, (of, _))| *of != Verdict::Passed));
@@ -72,18 +70,17 @@ impl Decision {
     /// `N`. Returns the states to write in the same order.
     #[inline(always)]
     fn over<const N: usize>(
-        label: Label,
         now: i64,
-        windows: &[Window<'_>],
+        LineWindows { label, windows, cost, .. }: LineWindows<'_, '_>,
         ask: Ask,
     ) -> (Self, [Option<State>; N]) {
-        let (cost, mut refusing) = (ask.cost, 0);
+        let mut refusing = 0;
         for (i, window) in windows.iter().enumerate() {
             refusing |= u8::from(!window.fits(cost, ask.reserve)) << i;
         }
         let granted = if refusing == 0 && !ask.peek { cost } else { 0 };
         let mut writes = [None; N];
-        let mut standings = [Usage::NONE; Quotas::MAX];
+        let mut standings = [Usage::NONE; N];
         for ((window, standing), write) in windows.iter().zip(&mut standings).zip(&mut writes) {
             *standing = Usage::from_window(window);
             // A charge of 0 takes nothing (S8), and neither does a refused one.
@@ -95,11 +92,7 @@ impl Decision {
                 *write = window.moved();
             }
         }
-        let inline = [standings[0], standings[1]];
-        let mut decision = Self::new(label, now, granted, inline, windows.len());
-        if N > MAX_INLINE && windows.len() > MAX_INLINE {
-            decision.detail().standings = standings;
-        }
+        let mut decision = Self::new(label, now, granted, standings, windows.len());
         if refusing > 0 {
             decision.cost = cost;
             let refusing = windows.iter().enumerate().filter(|(i, _)| refusing >> i & 1 == 1);
@@ -166,7 +159,7 @@ impl Ruling {
     pub(crate) fn into_decision(self, label: Label) -> Decision {
         let Self { now, cost, usage, verdict } = self;
         let refusing = u8::from(!self.passed());
-        let mut decision = Decision::new(label, now, cost, [usage, Usage::NONE], 1);
+        let mut decision = Decision::new(label, now, cost, [usage], 1);
         (decision.verdict, decision.refusing) = (verdict, refusing);
         decision
     }
@@ -187,7 +180,7 @@ fn reservation(windows: &[Window<'_>], cost: u64) -> Option<([Span; Quotas::MAX]
 pub(crate) struct LineWindows<'w, 'a> {
     pub(crate) label: Label,
     pub(crate) windows: &'w [Window<'a>],
-    pub(crate) ask: Ask,
+    pub(crate) cost: u64,
     /// A bit for each quota whose count other keys share.
     pub(crate) shared: u8,
 }
@@ -199,31 +192,28 @@ impl Decision {
     #[inline(always)]
     pub(crate) fn over_lines<'w, 'a: 'w, const N: usize>(
         now: i64,
-        lines: impl ExactSizeIterator<Item = LineWindows<'w, 'a>> + Clone,
+        ask: Ask,
+        mut lines: impl ExactSizeIterator<Item = LineWindows<'w, 'a>> + Clone,
         mut write: impl FnMut(usize, bool, [Option<State>; N]),
     ) -> Self {
         let fits = |line: LineWindows<'_, '_>| {
-            line.windows.iter().all(|window| window.fits(line.ask.cost, line.ask.reserve))
+            line.windows.iter().all(|window| window.fits(line.cost, ask.reserve))
         };
         // Whether the first one fits, its decision says.
         let mut fit = lines.clone().skip(1).all(fits);
-        let reserves = lines.clone().any(|line| line.ask.reserve);
-        let late = fit && reserves && lines.clone().all(fits) && are_too_late(lines.clone());
-        let is_peek = lines.clone().any(|line| line.ask.peek);
-        let charged = lines.len();
-        let mut lines = lines;
-        Self::of_lines(charged, |place| {
+        let late = fit && ask.reserve && lines.clone().all(fits) && are_too_late(lines.clone());
+        Self::of_lines(lines.len(), |place| {
             let line = lines.next()?;
             let fits_beside = !fit && fits(line);
-            let late = late || fits_beside && line.ask.reserve && are_too_late(iter::once(line));
+            let late = late || fits_beside && ask.reserve && are_too_late(iter::once(line));
             // A late reservation is decided as if it passed, and then undone.
-            let ask = Ask { peek: !late && (is_peek || fits_beside), ..line.ask };
-            let (mut decision, mut writes) = Self::over::<N>(line.label, now, line.windows, ask);
+            let peek = !late && (ask.peek || fits_beside);
+            let (mut decision, mut writes) = Self::over::<N>(now, line, Ask { peek, ..ask });
             fit &= decision.is_allowed();
             if late {
                 decision = decision.undone();
             }
-            if !is_peek {
+            if !ask.peek {
                 if late || fits_beside {
                     let moved = line.windows.iter().map(|window| window.moved());
                     writes = [None; N];
@@ -307,6 +297,9 @@ impl Decision {
         }
         let (place, line) = governing?;
         let merged = Self { now, verdict, local, details: None, ..*line };
+        if let Some(of) = &line.details {
+            all.line = of.line.clone();
+        }
         all.governing = Some(place as u8);
         Some(Self { details: Some(all), ..merged })
     }
@@ -332,12 +325,11 @@ impl Decision {
 }
 
 fn are_too_late<'w, 'a: 'w>(lines: impl Iterator<Item = LineWindows<'w, 'a>> + Clone) -> bool {
-    let taking = lines.enumerate().filter(|(_, line)| line.ask.cost > 0);
+    let taking = lines.enumerate().filter(|(_, line)| line.cost > 0);
     is_too_late(taking.flat_map(|(place, line)| {
         let windows = line.windows.iter().enumerate();
-        windows.map(move |(i, window)| {
-            ((place, i), window.span(), window.covering_window(line.ask.cost))
-        })
+        windows
+            .map(move |(i, window)| ((place, i), window.span(), window.covering_window(line.cost)))
     }))
 }
 

@@ -1,6 +1,6 @@
 //! The numbers of a decision that a kept receipt has, to correct the charge in another process.
 
-use super::{Decision, Label, LimitName, MAX_INLINE, Usage, Verdict};
+use super::{Decision, Label, LimitName, Usage, Verdict};
 use crate::quota::{Quotas, Span};
 use crate::window::MAX;
 
@@ -30,7 +30,7 @@ impl Decision {
             return None;
         }
         let label = Label { name, periods: quotas.periods };
-        let mut decision = Self::new(label, now, granted, [Usage::NONE; MAX_INLINE], windows.len());
+        let mut decision = Self::new(label, now, granted, [Usage::NONE], windows.len());
         let mut covered = [Span::default(); Quotas::MAX];
         for (i, (quota, &[start, end, used, covered_start, covered_end])) in
             quotas.iter().zip(windows).enumerate()

@@ -83,11 +83,10 @@ fn openai_names(limit: &str) -> Option<[HeaderName; 3]> {
 
 /// The name twice: the first copy marks a request that passed, the second a refusal. Two places in
 /// one static have two addresses, whatever a linker merges.
-static LIMITS: [u8; 34] = *b"x-ratelimit-limitx-ratelimit-limit";
+static LIMITS: [[u8; 17]; 2] = [*b"x-ratelimit-limit"; 2];
 
-const fn limit_at(half: usize) -> HeaderName {
-    let (first, second) = LIMITS.split_at(17);
-    match std::str::from_utf8(if half == 0 { first } else { second }) {
+const fn limit_at(i: usize) -> HeaderName {
+    match std::str::from_utf8(&LIMITS[i]) {
         Ok(text) => HeaderName::from_static(text),
         Err(_) => panic!("ASCII"),
     }
@@ -292,7 +291,7 @@ pub(crate) fn put_failure_headers(headers: &mut HeaderMap, may_retry: bool) {
 /// Follows those of inner layers, with an item for each quota of each limit that was decided.
 fn append_ietf(headers: &mut HeaderMap, decision: &Decision, now: i64) {
     let (mut policies, mut standings) = (String::new(), String::new());
-    for (_, decision) in decision.limits() {
+    for (_, decision) in decision.lines() {
         for (i, standing) in decision.usage().iter().enumerate() {
             let separator = if policies.is_empty() { "" } else { ", " };
             let (name, limit) = (decision.policy(i), standing.limit().min(MAX_INTEGER));
@@ -320,8 +319,8 @@ fn append_ietf(headers: &mut HeaderMap, decision: &Decision, now: i64) {
 
 /// They replace those of an inner layer and of an upstream.
 fn insert_openai(headers: &mut HeaderMap, decision: &Decision, now: i64) {
-    for (name, of) in decision.limits() {
-        let Some([limit, remaining, reset]) = openai_names(name) else { continue };
+    for (_, of) in decision.lines() {
+        let Some([limit, remaining, reset]) = openai_names(of.name()) else { continue };
         let end = of.reset_at_ms().max(of.retry_at_ms().unwrap_or(0));
         headers.insert(limit, number(of.limit()));
         headers.insert(remaining, number(of.remaining()));

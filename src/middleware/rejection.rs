@@ -122,7 +122,7 @@ impl Rejection<'_> {
                     write!(text, "; {left} left for a cost of {cost}")
                         .expect("writing to a string");
                 }
-                if decision.is_refused_for_good() {
+                if decision.retry_at_ms().is_none() {
                     let cost = "; the cost of this request exceeds the limit";
                     text.push_str(numbers.map_or(cost, |_| ", which exceeds the limit"));
                 }

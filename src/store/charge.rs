@@ -61,8 +61,7 @@ pub struct Charge<'a> {
     /// By value, so that a single line stays in registers.
     first: ChargeLine<'a>,
     others: Others<'a>,
-    reserve: bool,
-    peek: bool,
+    pub(super) ask: Ask,
 }
 
 pub(super) type ChargeLine<'a> = (Account<'a>, u64);
@@ -74,8 +73,6 @@ enum Others<'a> {
 }
 
 impl<'a> Others<'a> {
-    const NONE: Self = Self::Borrowed(&[]);
-
     fn len(self) -> usize {
         match self {
             Self::Borrowed(lines) => lines.len(),
@@ -94,7 +91,7 @@ impl<'a> Others<'a> {
 impl<'a> Charge<'a> {
     /// Creates a charge of one line, for `cost` tokens.
     pub fn new(account: Account<'a>, cost: u64) -> Self {
-        Self { first: (account, cost), others: Others::NONE, reserve: false, peek: false }
+        Self::of_lines((account, cost), &[])
     }
 
     /// Creates a charge of these lines, each with its cost.
@@ -116,20 +113,20 @@ impl<'a> Charge<'a> {
 
     #[inline(always)]
     pub(crate) fn of_lines(first: (Account<'a>, u64), others: &'a [(Account<'a>, u64)]) -> Self {
-        Self { first, others: Others::Borrowed(others), reserve: false, peek: false }
+        Self { first, others: Others::Borrowed(others), ask: Ask::default() }
     }
 
     /// Allows the charge to take tokens of later windows, as far as the quotas allow.
     #[must_use]
     pub fn reserving(mut self) -> Self {
-        self.reserve = true;
+        self.ask.reserve = true;
         self
     }
 
     /// Makes the charge a peek, which takes nothing.
     #[must_use]
     pub fn peeking(mut self) -> Self {
-        self.peek = true;
+        self.ask.peek = true;
         self
     }
 
@@ -159,12 +156,12 @@ impl<'a> Charge<'a> {
 
     /// Returns whether the charge may take tokens of later windows.
     pub fn may_reserve(&self) -> bool {
-        self.reserve
+        self.ask.reserve
     }
 
     /// Returns whether the charge takes nothing.
     pub fn is_peek(&self) -> bool {
-        self.peek
+        self.ask.peek
     }
 
     pub(crate) fn is_single(&self) -> bool {
@@ -172,7 +169,7 @@ impl<'a> Charge<'a> {
     }
 
     pub(super) fn is_plain(&self) -> bool {
-        !(self.reserve || self.peek)
+        !(self.ask.reserve || self.ask.peek)
     }
 
     pub(crate) fn each(&self) -> impl ExactSizeIterator<Item = Self> + use<'a> {
@@ -181,19 +178,18 @@ impl<'a> Charge<'a> {
     }
 
     pub(super) fn line(&self, place: usize) -> Self {
-        Self { first: self.line_at(place), others: Others::NONE, ..*self }
+        Self { first: self.line_at(place), others: Others::Borrowed(&[]), ..*self }
     }
 
     /// Returns a copy without borrows, for a reply that comes later.
     pub fn to_owned(&self) -> OwnedCharge {
-        let &Self { others, reserve, peek, .. } = self;
-        let lines = match others {
+        let lines = match self.others {
             Others::Owned(lines) => Arc::clone(lines),
             Others::Borrowed(_) => {
                 self.lines().map(|(account, cost)| (account.to_owned(), cost)).collect()
             }
         };
-        OwnedCharge { lines, reserve, peek }
+        OwnedCharge { lines, ask: self.ask }
     }
 
     /// Decides at `now` (milliseconds since the epoch, by the store's clock), given the state of
@@ -232,33 +228,30 @@ impl<'a> Charge<'a> {
         #[cfg(feature = "testing")]
         crate::sync::held_up::wait();
         let lines = self.lines().zip(&loaded);
-        let lines = lines.map(|(line, windows)| self.with_windows(line, windows, 0));
-        Decision::over_lines::<{ Quotas::MAX }>(now, lines, |place, _, states| {
+        let lines = lines.map(|(line, windows)| line_windows(line, windows, 0));
+        Decision::over_lines::<{ Quotas::MAX }>(now, self.ask, lines, |place, _, states| {
             let (account, _) = self.line_at(place);
             let of_quotas = account.quotas.into_iter().zip(states);
             of_quotas.for_each(|(quota, state)| write(account, quota, state));
         })
     }
+}
 
-    /// `shared` has a bit for each quota whose count other keys share.
-    pub(super) fn with_windows<'w>(
-        &self,
-        (account, cost): ChargeLine<'a>,
-        windows: &'w [Window<'a>],
-        shared: u8,
-    ) -> LineWindows<'w, 'a> {
-        let windows = &windows[..account.quotas.len()];
-        let ask = Ask { cost, reserve: self.reserve, peek: self.peek };
-        LineWindows { label: account.label(), windows, ask, shared }
-    }
+/// `shared` has a bit for each quota whose count other keys share.
+pub(super) fn line_windows<'w, 'a>(
+    (account, cost): ChargeLine<'a>,
+    windows: &'w [Window<'a>],
+    shared: u8,
+) -> LineWindows<'w, 'a> {
+    let windows = &windows[..account.quotas.len()];
+    LineWindows { label: account.label(), windows, cost, shared }
 }
 
 /// A [`Charge`] without borrows: [`Charge::to_owned`].
 #[derive(Clone, Debug)]
 pub struct OwnedCharge {
     lines: Arc<[(OwnedAccount, u64)]>,
-    reserve: bool,
-    peek: bool,
+    ask: Ask,
 }
 
 impl OwnedCharge {
@@ -270,8 +263,8 @@ impl OwnedCharge {
 
     /// Returns the [`Charge`].
     pub fn as_charge(&self) -> Charge<'_> {
-        let &Self { ref lines, reserve, peek } = self;
-        Charge { first: as_line(&lines[0]), others: Others::Owned(lines), reserve, peek }
+        let &Self { ref lines, ask } = self;
+        Charge { first: as_line(&lines[0]), others: Others::Owned(lines), ask }
     }
 }
 

@@ -5,7 +5,7 @@ use std::array;
 use std::sync::atomic::Ordering;
 
 use super::super::account::Account;
-use super::super::charge::{Charge, ChargeLine};
+use super::super::charge::{Charge, ChargeLine, line_windows};
 use super::super::reply::Reply;
 use super::super::sharded::fingerprint;
 use super::locked::LockedShards;
@@ -158,9 +158,9 @@ impl MemoryStore {
         let now = now.at;
         let windows = (0..lines.len()).map(|i| {
             let (places, windows) = &found[i];
-            charge.with_windows(lines[i], windows, shared(places))
+            line_windows(lines[i], windows, shared(places))
         });
-        let decision = Decision::over_lines::<Q>(now, windows, |i, takes, states| {
+        let decision = Decision::over_lines::<Q>(now, charge.ask, windows, |i, takes, states| {
             let (account, _) = &lines[i];
             let shard = locked.shard_of(i);
             for ((quota, place), state) in account.quotas.iter().zip(&found[i].0).zip(states) {

@@ -6,7 +6,7 @@ use std::iter;
 use std::time::Duration;
 
 use super::super::account::{Account, Scope};
-use super::super::charge::Charge;
+use super::super::charge::{Charge, line_windows};
 use super::super::sharded::Sharded;
 use crate::decision::{Decision, Usage};
 use crate::key::Key;
@@ -141,8 +141,8 @@ impl Remembered {
         let account: Account<'_> = charge.account();
         let windows: [_; Quotas::MAX] =
             account.windows(|i, quota| Window::of_usage(quota, usage[i].span(), usage[i].used));
-        let line = charge.with_windows((account, charge.cost()), &windows, 0);
+        let line = line_windows(charge.line_at(0), &windows, 0);
         let (now, lines) = (self.refusal.now_ms(), iter::once(line));
-        Decision::over_lines::<{ Quotas::MAX }>(now, lines, |_, _, _| {})
+        Decision::over_lines::<{ Quotas::MAX }>(now, charge.ask, lines, |_, _, _| {})
     }
 }
