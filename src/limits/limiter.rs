@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::live::{Live, UNKNOWN};
+use super::live::{Changed, Live, UNKNOWN};
 use super::refused::Refused;
 use super::{
     Limit, OtherQuotas, Receipt, ReceiptLine, charge_for_receipt, check, check_here, mistakes,
@@ -68,10 +68,6 @@ impl Limiter {
 
     pub(crate) fn in_store(limit: Limit, store: AnyStore) -> Self {
         mistakes::note_zero(&limit);
-        Self::made(limit, store)
-    }
-
-    fn made(limit: Limit, store: AnyStore) -> Self {
         if limit.cost.is_some() || limit.settled {
             limit.scope.observe().has_costs();
         }
@@ -92,7 +88,7 @@ impl Limiter {
         let (plan, shadow) = self.live.usual();
         let limit = self.live.limit.clone();
         let quotas = plan.quotas().copied().unwrap_or(limit.quotas);
-        let moved = Self::made(Limit { quotas, shadow, ..limit }, store);
+        let moved = Self::in_store(Limit { quotas, shadow, ..limit }, store);
         if plan == Plan::UNLIMITED {
             moved.live.change(Change::Quotas, |changes| changes.quotas.set(plan));
         }
@@ -257,9 +253,9 @@ impl Limiter {
         let corrected = catch_unwind(AssertUnwindSafe(|| {
             let plan = self.quotas().filter(|_| !own);
             // A limit that is lifted may come back: what was reserved stays so.
-            let quotas = plan.as_ref().and_then(Plan::quotas);
-            let current = quotas.map(|quotas| account.clone().updated(quotas));
-            let account = current.as_ref().unwrap_or(account).as_account();
+            let (account, current) = (account.as_account(), plan.as_ref().and_then(Plan::quotas));
+            let quotas = current.map_or(*account.quotas, |of| account.quotas.updated(of));
+            let account = Account { quotas: &quotas, ..account };
             match actual {
                 Some(actual) => self.settle_account(account, decision, actual),
                 None => self.store.give_back(account, decision),
@@ -416,9 +412,7 @@ impl Limiter {
     /// still counted in the same windows, and pass up to [`MAX_TOKENS`](crate::Quota::MAX_TOKENS).
     pub fn set_quotas(&self, quotas: impl Into<Plan>) {
         let quotas = quotas.into();
-        if self.has_no_plan() {
-            self.live.change(Change::Quotas, |changes| changes.quotas.set(quotas));
-        }
+        self.change_quotas(|of| of.set(quotas));
     }
 
     /// Changes the quotas until an instant, by the store's clock ([`Store::now_ms`]). Then the
@@ -430,9 +424,7 @@ impl Limiter {
     /// [`Store::now_ms`]: crate::store::Store::now_ms
     pub fn set_quotas_until(&self, quotas: impl Into<Plan>, until: SystemTime) {
         let (quotas, until) = (quotas.into(), ms(until));
-        if self.has_no_plan() {
-            self.live.change(Change::Quotas, |changes| changes.quotas.set_until(quotas, until));
-        }
+        self.change_quotas(|of| of.set_until(quotas, until));
     }
 
     /// Gives one key its own quotas until an instant, in this process: more until tonight, or
@@ -504,12 +496,11 @@ impl Limiter {
         self.live.change(Change::Shadow, |changes| changes.shadow.set_until(shadow, until));
     }
 
-    fn has_no_plan(&self) -> bool {
-        let is_by_plan = self.live.limit.plan.is_some();
-        if is_by_plan {
-            mistakes::note_no_change(self.name());
+    fn change_quotas(&self, change: impl FnOnce(&mut Changed<Plan>)) {
+        match self.live.limit.plan {
+            Some(_) => mistakes::note_no_change(self.name()),
+            None => self.live.change(Change::Quotas, |changes| change(&mut changes.quotas)),
         }
-        !is_by_plan
     }
 
     /// Also those of the limit that this is a plan of.

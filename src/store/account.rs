@@ -129,11 +129,6 @@ pub(crate) struct OwnedAccount {
 }
 
 impl OwnedAccount {
-    pub(crate) fn updated(mut self, current: &Quotas) -> Self {
-        self.quotas = self.quotas.updated(current);
-        self
-    }
-
     pub(super) fn share(&mut self, nodes: u64) {
         self.quotas = self.quotas.share(nodes);
     }
