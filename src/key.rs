@@ -12,7 +12,9 @@ mod ip;
 #[cfg(feature = "client-ip")]
 pub use client::{ClientIp, client_ip};
 pub use encoding::Key;
+#[cfg(feature = "axum")]
+pub use extractor::matched_path;
 pub(crate) use extractor::route;
-pub use extractor::{KeyExtractor, MissingKey, extension, header, key_fn, matched_path};
+pub use extractor::{KeyExtractor, MissingKey, extension, header, key_fn};
 pub use ip::{PeerAddr, peer_ip};
 pub(crate) use ip::{PeerIp, grpc};

@@ -57,10 +57,7 @@ impl ClientIp {
     #[track_caller]
     #[doc(alias = "trusted_proxies")]
     pub fn trusting(mut self, networks: impl IntoNetworks) -> Self {
-        let networks = match networks.parse() {
-            Ok(networks) => networks,
-            Err(error) => panic!("client_ip().trusting(..): {error}"),
-        };
+        let networks = parsed(networks, "trusting");
         if let Some(network) = networks.iter().find(|network| network.prefix_len() == 0) {
             panic!(
                 "client_ip().trusting(..): {network} contains every address, so that every client \
@@ -156,10 +153,7 @@ impl ClientIp {
     /// If an entry is not a network.
     #[track_caller]
     pub fn is_in(self, networks: impl IntoNetworks) -> Box<dyn Fn(&Parts) -> bool + Send + Sync> {
-        let networks = match networks.parse() {
-            Ok(networks) => networks,
-            Err(error) => panic!("client_ip().is_in(..): {error}"),
-        };
+        let networks = parsed(networks, "is_in");
         // If a hop can't be read, the address found is that of a proxy, which may be in the list.
         Box::new(move |parts| {
             self.find_address(parts)
@@ -227,6 +221,14 @@ where
 {
     fn parse(self) -> Result<Vec<IpNet>, String> {
         self.into_iter().map(|text| parse(&text.to_string())).collect()
+    }
+}
+
+#[track_caller]
+fn parsed(networks: impl IntoNetworks, by: &str) -> Vec<IpNet> {
+    match networks.parse() {
+        Ok(networks) => networks,
+        Err(error) => panic!("client_ip().{by}(..): {error}"),
     }
 }
 

@@ -211,12 +211,6 @@ impl Key {
         self.as_bytes().len()
     }
 
-    pub(super) fn truncate(&mut self, to: usize) {
-        let mut kept = Self::default();
-        kept.extend(&self.as_bytes()[..to.min(self.len())]);
-        *self = kept;
-    }
-
     /// Ends a part of a composite that begins at `from`. Where nothing was found for it, or several
     /// parts, their number follows, so that it never meets a neighbour: (7, absent) and (absent, 7)
     /// are two keys, and so are ((a, b), c) and (a, (b, c)).

@@ -82,9 +82,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
         // The number of requests for which this found no key, until it has found one.
         let missed = AtomicU32::new(0);
         Extract(move |parts: &Parts, key: &mut Key| {
-            let len = key.len();
-            match self.extract(parts, key) {
+            let mut own = Key::default();
+            match self.extract(parts, &mut own) {
                 Ok(()) => {
+                    key.append(&own);
                     if missed.load(Ordering::Relaxed) < MAX_MISSED {
                         missed.store(MAX_MISSED, Ordering::Relaxed);
                     }
@@ -93,7 +94,6 @@ pub trait KeyExtractor: Send + Sync + 'static {
                 Err(unusable) if unusable.is_unusable() => Err(unusable),
                 Err(missing) => {
                     note_missing(&missing, &missed);
-                    key.truncate(len);
                     other.extract(parts, key)
                 }
             }
@@ -368,11 +368,11 @@ pub fn header(name: &'static str) -> impl KeyExtractor + Clone {
 
 /// Extracts the route that axum matched, such as `/users/{id}`, without a slash at its end.
 /// Requests without a matching route (404s) share one count. A service in axum's `nest_service`
-/// counts by the path that it is nested at. Without the feature `axum`, requests are refused with
-/// 500. Usually, it is part of a [combination](crate::guide::keys): `(peer_ip(), matched_path())`.
+/// counts by the path that it is nested at. Usually, this is part of a
+/// [combination](crate::guide::keys): `(peer_ip(), matched_path())`.
+#[cfg(feature = "axum")]
 pub fn matched_path() -> impl KeyExtractor + Clone {
-    #[cfg(feature = "axum")]
-    return Extract(|parts: &Parts, key: &mut Key| {
+    Extract(|parts: &Parts, key: &mut Key| {
         key.append(&match parts.extensions.get::<axum::extract::MatchedPath>() {
             // Each nested service has three routes: its path, the same with a slash, and the rest.
             Some(path) => match path.as_str().trim_end_matches('/') {
@@ -383,12 +383,6 @@ pub fn matched_path() -> impl KeyExtractor + Clone {
             None => nested_path(parts).unwrap_or_default().into(),
         });
         Ok(())
-    });
-    #[cfg(not(feature = "axum"))]
-    Extract(|_: &Parts, _: &mut Key| {
-        Err(MissingKey::server(
-            "matched_path() reads axum's routes: enable the feature `axum` of tower-fixed-window",
-        ))
     })
 }
 

@@ -1,7 +1,6 @@
 //! A rate-limit endpoint in the form of GitHub's `GET /rate_limit`.
 
 use std::convert::Infallible;
-use std::fmt::Write;
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use super::rejection::Reason;
 use crate::decision::{Decision, Usage};
 use crate::key::Key;
 use crate::limits::{Limiter, Limits};
-use crate::store::{Account, Charge, Reply, Scope, StoreError};
+use crate::store::{Account, Charge, Reply, StoreError};
 
 /// A service that reports what clients have used, in GitHub's JSON, without charging them.
 ///
@@ -120,9 +119,8 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
             let message = Some("Rate limiting is not enabled.");
             return Box::pin(ready(Ok(failure(StatusCode::NOT_FOUND, message, false))));
         }
-        let peek =
-            |limiter: &Limiter| peek(limiter, &parts).map(|reply| (limiter.scope.clone(), reply));
-        let peeked: Result<Vec<_>, _> = self.limits.iter().map(peek).collect();
+        let peeked = self.limits.iter().map(|limiter| peek(limiter, &parts));
+        let peeked: Result<Vec<_>, _> = peeked.collect();
         Box::pin(async move {
             let json = match peeked {
                 Ok(replies) => standings(replies).await.map_err(|_| Reason::StoreFailed),
@@ -152,29 +150,27 @@ fn response(status: StatusCode, json: String, may_retry: bool) -> Response<Strin
 }
 
 /// Names need no escaping.
-async fn standings(peeked: Vec<(Scope, Option<Reply<Decision>>)>) -> Result<String, StoreError> {
-    let first_is_limited = peeked.first().is_some_and(|(_, reply)| reply.is_some());
-    let limited = peeked.into_iter().filter_map(|(scope, reply)| Some((scope, reply?)));
-    let (scopes, replies): (Vec<_>, Vec<_>) = limited.unzip();
-    let decisions = Reply::all(replies).await?;
-    let (mut all, mut rate) = (String::new(), String::new());
-    for (i, (scope, decision)) in scopes.iter().zip(&decisions).enumerate() {
-        let usage = decision.usage();
-        let mut standing = numbers(&usage[decision.governing()]);
-        if usage.len() > 1 {
-            let quota = |(i, of)| format!(r#"{{"name":"{}",{}}}"#, decision.rate(i), numbers(of));
-            let quotas: Vec<_> = usage.iter().enumerate().map(quota).collect();
-            write!(standing, r#","quotas":[{}]"#, quotas.join(",")).expect("writing to a string");
-        }
-        let standing = format!("{{{standing}}}");
-        let comma = if i == 0 { "" } else { "," };
-        let name = scope.name();
-        write!(all, r#"{comma}"{name}":{standing}"#).expect("writing to a string");
-        if i == 0 && first_is_limited {
-            rate = format!(r#","rate":{standing}"#);
-        }
+async fn standings(peeked: Vec<Option<Reply<Decision>>>) -> Result<String, StoreError> {
+    let first_is_limited = peeked.first().is_some_and(Option::is_some);
+    let decisions = Reply::all(peeked.into_iter().flatten().collect()).await?;
+    let of = |decision: &Decision| format!(r#""{}":{}"#, decision.name(), standing(decision));
+    let all: Vec<_> = decisions.iter().map(of).collect();
+    let rate = match decisions.first() {
+        Some(first) if first_is_limited => format!(r#","rate":{}"#, standing(first)),
+        _ => String::new(),
+    };
+    Ok(format!(r#"{{"resources":{{{}}}{rate}}}"#, all.join(",")))
+}
+
+fn standing(decision: &Decision) -> String {
+    let usage = decision.usage();
+    let numbers_of = numbers(&usage[decision.governing()]);
+    if usage.len() == 1 {
+        return format!("{{{numbers_of}}}");
     }
-    Ok(format!(r#"{{"resources":{{{all}}}{rate}}}"#))
+    let quota = |(i, of)| format!(r#"{{"name":"{}",{}}}"#, decision.rate(i), numbers(of));
+    let quotas: Vec<_> = usage.iter().enumerate().map(quota).collect();
+    format!(r#"{{{numbers_of},"quotas":[{}]}}"#, quotas.join(","))
 }
 
 fn numbers(usage: &Usage) -> String {

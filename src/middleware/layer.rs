@@ -190,9 +190,12 @@ impl<J> FixedWindowLayer<J> {
     ///
     /// Any client can send these headers and is then unlimited, as with [`skip`](Self::skip): use
     /// this only if the handler for `OPTIONS` inside of the limit is cheap.
-    pub fn skip_preflight(mut self) -> Self {
-        self.options.skip_preflight = true;
-        self
+    pub fn skip_preflight(self) -> Self {
+        self.skip(|parts| {
+            parts.method == Method::OPTIONS
+                && parts.headers.contains_key(ORIGIN)
+                && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+        })
     }
 
     /// Counts only requests whose response meets the condition, such as failed logins.
@@ -447,7 +450,6 @@ type OnDecision = Arc<dyn Fn(&Parts, &Decision) + Send + Sync>;
 #[derive(Clone, Default)]
 pub(crate) struct Options {
     pub(crate) skip: Vec<Skip>,
-    pub(crate) skip_preflight: bool,
     pub(crate) count_if: Option<CountIf>,
     pub(crate) on_decision: Vec<OnDecision>,
     pub(crate) refund_dropped: bool,
@@ -456,16 +458,4 @@ pub(crate) struct Options {
     pub(crate) drains: Vec<Drain>,
     pub(crate) status: Option<StatusCode>,
     pub(crate) headers: Headers,
-}
-
-impl Options {
-    #[inline]
-    pub(crate) fn skips(&self, parts: &Parts) -> bool {
-        let preflight = || {
-            parts.method == Method::OPTIONS
-                && parts.headers.contains_key(ORIGIN)
-                && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
-        };
-        self.skip_preflight && preflight() || self.skip.iter().any(|skip| skip(parts))
-    }
 }

@@ -116,7 +116,7 @@ impl LimitedRequest {
 
     #[inline]
     pub(crate) fn start(&mut self, parts: &Parts) -> Next {
-        if self.current.options.skips(parts) {
+        if self.current.options.skip.iter().any(|skip| skip(parts)) {
             return Next::Call;
         }
         match find_line(&self.current.settings[0], parts, &mut self.first) {

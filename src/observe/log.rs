@@ -1,5 +1,7 @@
 //! The log: `tracing`. Warnings and errors that no subscriber shows go to standard error.
 
+#![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::io::Write;
@@ -46,18 +48,10 @@ pub(crate) fn shows_refusals() -> bool {
 /// `Extract<a::b::header::{{closure}}>` is `header`.
 #[cfg(feature = "tracing")]
 fn without_paths(type_name: &str) -> String {
-    let text = type_name.replace("::{{closure}}", "");
-    let mut short = String::new();
-    for part in text.split_inclusive("::") {
-        match part.strip_suffix("::") {
-            // What stands before the last name of a path, and in a list of types before that.
-            Some(path) => {
-                let ident = |c: char| c.is_alphanumeric() || c == '_';
-                short.push_str(path.trim_end_matches(ident));
-            }
-            None => short.push_str(part),
-        }
-    }
+    let names = type_name.replace("::{{closure}}", "");
+    // Each part is a path, with what stands between it and the next one.
+    let parts = names.split_inclusive(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
+    let short: String = parts.filter_map(|path| path.rsplit("::").next()).collect();
     let inner = short.strip_prefix("Extract<").and_then(|inner| inner.strip_suffix('>'));
     inner.unwrap_or(&short).to_owned()
 }
@@ -82,7 +76,6 @@ impl Observed {
             "a request {} refused",
             if outcome == Event::ShadowRefused { "would be" } else { "is" },
         );
-        let _ = (outcome, by, missing);
     }
 
     /// Without `quotas`, the request is exempt or unlimited.
@@ -117,7 +110,6 @@ impl Observed {
             of = CHANGES[of as usize],
             "a change has ended: what held before holds again"
         );
-        let _ = of;
     }
 
     pub(crate) fn store_fails(&self, policy: Event, server: Option<&str>, error: &impl Display) {
@@ -206,7 +198,6 @@ pub(crate) fn counts_loaded(file: &impl Display, bytes: u64, age_ms: i64) {
         age = age_ms as f64 / 1_000.0,
         "the counts of a file are loaded"
     );
-    let _ = (file, bytes, age_ms);
 }
 
 #[cfg(feature = "saved")]
@@ -226,7 +217,6 @@ pub(crate) fn counts_saved(file: &impl Display, bytes: u64, took: Duration) {
         seconds = took.as_secs_f64(),
         "the counts are saved"
     );
-    let _ = (file, bytes, took);
 }
 
 #[cfg(feature = "saved")]
