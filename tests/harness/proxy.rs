@@ -29,8 +29,6 @@ struct Network {
     forgets: AtomicU64,
     silent: Mutex<bool>,
     delivers: Condvar,
-    /// The next connection that would carry this is closed.
-    cut_before: Mutex<Option<&'static str>>,
     links: Mutex<Vec<Weak<Link>>>,
     made: AtomicU64,
     open: AtomicU64,
@@ -46,7 +44,6 @@ impl Proxy {
             forgets: 0.into(),
             silent: false.into(),
             delivers: Condvar::new(),
-            cut_before: Mutex::default(),
             links: Mutex::default(),
             made: 0.into(),
             open: 0.into(),
@@ -90,11 +87,6 @@ impl Proxy {
     /// Closes all connections that there are. New ones work.
     pub fn cut(&self) {
         self.network.links().iter().for_each(|link| link.close());
-    }
-
-    /// Closes the next connection that would carry this text, in place of carrying it.
-    pub fn cut_before(&self, text: &'static str) {
-        *lock(&self.network.cut_before) = Some(text);
     }
 
     /// A silent network delivers no bytes, on old and on new connections, until it is no longer
@@ -216,12 +208,6 @@ fn carry(link: &Arc<Link>, mut from: &TcpStream, to: &TcpStream) {
     let mut buffer = vec![0; 1 << 16];
     loop {
         let read = from.read(&mut buffer).unwrap_or(0);
-        let is_in =
-            |text: &mut &str| buffer[..read].windows(text.len()).any(|at| at == text.as_bytes());
-        if lock(&link.network.cut_before).take_if(|text| is_in(text)).is_some() {
-            link.close();
-            return;
-        }
         let due = Instant::now() + lock(&link.network.delay)();
         match (link.passes(), read) {
             (_, 0) => return,

@@ -511,6 +511,57 @@ async fn tokens_of_one_that_is_dropped_while_it_is_charged_are_for_the_next_at_o
     }
 }
 
+/// It may hold tokens for as long as it likes.
+#[tokio::test(start_paused = true)]
+async fn a_charge_that_is_not_polled_makes_no_line_longer() {
+    let limit = Quota::per_hour(3).name("holds").key(Key::global());
+    let (_others, layer) = used_by_others(limit, 3, 20).await;
+    let service = boxed(&layer.queue(2, LONG));
+    let call = || Box::pin(service.clone().oneshot(get("/")));
+    let (first, mut forgotten) = (tokio::spawn(call()), call());
+    sleep(ms(1)).await;
+    assert!((&mut forgotten).now_or_never().is_none());
+    sleep(ms(500)).await;
+    let others: Vec<_> = (0..5).map(|_| tokio::spawn(call())).collect();
+    sleep(secs(10)).await;
+    let waiting = others.iter().filter(|request| !request.is_finished()).count();
+    assert!(!first.is_finished() && waiting <= 1, "{waiting} wait behind the first");
+}
+
+/// A request that is never polled again keeps the line and its last answer, which has room.
+#[tokio::test(start_paused = true)]
+async fn requests_under_other_quotas_wait_for_no_answer_that_has_room() {
+    let limit = Limit::by_plan(|parts, _| match parts.uri.path() {
+        "/hour" => Quota::per_hour(9),
+        _ => Quota::per_minute(9),
+    });
+    let service = far(limit, 20, 1, LONG);
+    let mut forgotten = Box::pin(service.clone().oneshot(get("/hour")));
+    assert!((&mut forgotten).now_or_never().is_none());
+    assert_eq!(status(service.clone().oneshot(get("/hour"))).await, 200);
+    sleep(ms(300)).await;
+    let both = (0..2).map(|_| status(service.clone().oneshot(get("/minute"))));
+    assert_eq!(join_all(both).await, [200; 2]);
+}
+
+/// Also if no other limit is left. A lifted one does not count, and nobody waits for it.
+#[tokio::test(start_paused = true)]
+async fn a_limit_in_shadow_mode_counts_requests_that_have_waited_unless_it_was_lifted() {
+    for (lifted, counted) in [("a", 2), ("b", 0)] {
+        let limit = |name, tokens| Quota::per_minute(tokens).name(name).key(Key::global());
+        let limits = Limits::new([limit("a", 1), limit("b", 9).shadow()]);
+        let limits = limits.store(paused_memory());
+        let service = boxed(&FixedWindowLayer::new(&limits).queue(9, LONG));
+        assert_eq!(status(service.clone().oneshot(get("/"))).await, 200);
+        let waiting = spawn(&service, "/");
+        sleep(ms(10_000)).await;
+        limits.limiter(lifted).set_quotas(Plan::UNLIMITED);
+        pass([waiting]).await;
+        let shadow = limits.limiter("b").with_quotas(Quota::per_minute(9));
+        assert_eq!(shadow.peek(Key::global()).await.expect("memory").used(), counted, "{lifted}");
+    }
+}
+
 /// In real time, on several threads.
 #[test]
 fn hundreds_on_four_threads_pass_window_by_window() {

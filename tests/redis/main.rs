@@ -33,4 +33,3 @@ mod silent_hosts;
 mod stored_keys;
 mod tls;
 mod traffic;
-mod weathers;
