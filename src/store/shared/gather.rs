@@ -236,7 +236,7 @@ impl<C: Counters> Gathering<C> {
     /// The call has its counters until the future is dropped.
     fn make_call(
         self: &Arc<Self>,
-        Batch { questions, counters }: Batch,
+        (questions, counters): Batch,
     ) -> impl Future<Output = ()> + Send + use<C> {
         let (this, of, at) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
         let busy = AtEnd(move || of.change_queue(|queue| queue.end_call(&counters)));
@@ -262,10 +262,8 @@ impl<C: Counters> Gathering<C> {
     }
 }
 
-struct Batch {
-    questions: Vec<WaitingQuestion>,
-    counters: HashSet<u64>,
-}
+/// The questions of a call, and the numbers of their counters.
+type Batch = (Vec<WaitingQuestion>, HashSet<u64>);
 
 #[derive(Default)]
 struct Backlog {
@@ -359,7 +357,7 @@ impl Backlog {
         self.busy.extend(&counters);
         self.sent = Some(now);
         (self.last_was_shared, self.in_flight) = (questions.len() > 1, self.in_flight + 1);
-        Some(Batch { questions, counters })
+        Some((questions, counters))
     }
 
     fn end_call(&mut self, counters: &HashSet<u64>) {
