@@ -204,62 +204,55 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-macro_rules! forward_store {
-    ([$($generics:tt)*] $type:ty, $this:ident => $store:expr) => {
-        impl<$($generics)*> $crate::store::Store for $type {
-            fn charge(&$this, charge: Charge<'_>) -> Reply<Decision> {
-                $store.charge(charge)
-            }
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
+        (**self).charge(charge)
+    }
 
-            fn charges_together(&$this) -> bool {
-                $store.charges_together()
-            }
+    fn charges_together(&self) -> bool {
+        (**self).charges_together()
+    }
 
-            fn adjust(&$this, adjust: Adjust<'_>) -> Reply<()> {
-                $store.adjust(adjust)
-            }
+    fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
+        (**self).adjust(adjust)
+    }
 
-            fn reset(&$this, scope: &Scope, key: &Key) -> Reply<()> {
-                $store.reset(scope, key)
-            }
+    fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
+        (**self).reset(scope, key)
+    }
 
-            fn is_shared(&$this) -> bool {
-                $store.is_shared()
-            }
+    fn is_shared(&self) -> bool {
+        (**self).is_shared()
+    }
 
-            fn fault_domain(&$this, scope: &Scope, key: &Key) -> u64 {
-                $store.fault_domain(scope, key)
-            }
+    fn fault_domain(&self, scope: &Scope, key: &Key) -> u64 {
+        (**self).fault_domain(scope, key)
+    }
 
-            fn server(&$this, scope: &Scope, key: &Key) -> Option<std::sync::Arc<str>> {
-                $store.server(scope, key)
-            }
+    fn server(&self, scope: &Scope, key: &Key) -> Option<Arc<str>> {
+        (**self).server(scope, key)
+    }
 
-            fn is_cut_off(&$this, scope: &Scope, key: &Key) -> bool {
-                $store.is_cut_off(scope, key)
-            }
+    fn is_cut_off(&self, scope: &Scope, key: &Key) -> bool {
+        (**self).is_cut_off(scope, key)
+    }
 
-            fn in_time(&$this, deadline: std::time::Duration) -> Option<std::sync::Arc<dyn $crate::store::Store>> {
-                $store.in_time(deadline)
-            }
+    fn in_time(&self, deadline: Duration) -> Option<Arc<dyn Store>> {
+        (**self).in_time(deadline)
+    }
 
-            fn identity(&$this) -> Option<String> {
-                $store.identity()
-            }
+    fn identity(&self) -> Option<String> {
+        (**self).identity()
+    }
 
-            fn remote(&$this) -> Option<$crate::store::Remote> {
-                $store.remote()
-            }
+    fn remote(&self) -> Option<Remote> {
+        (**self).remote()
+    }
 
-            fn now_ms(&$this) -> u64 {
-                $store.now_ms()
-            }
-        }
-    };
+    fn now_ms(&self) -> u64 {
+        (**self).now_ms()
+    }
 }
-
-forward_store!([S: Store + ?Sized] Arc<S>, self => (**self));
-forward_store!([S: Store + ?Sized] Box<S>, self => (**self));
 
 impl dyn Store {
     pub(crate) fn give_back(&self, account: Account<'_>, decision: &Decision) -> Reply<()> {
