@@ -105,11 +105,9 @@ impl<'a> Adjust<'a> {
     pub fn apply(
         &self,
         now: u64,
-        mut load: impl FnMut(&Quota) -> Option<State>,
+        load: impl FnMut(&Quota) -> Option<State>,
     ) -> Vec<(&'a Quota, State)> {
-        let mut quotas = self.account.quotas.as_slice().iter();
-        let writes = self.apply_in_order(now, || quotas.next().and_then(&mut load));
-        let writes = self.account.quotas.iter().zip(writes);
+        let writes = self.account.quotas.iter().zip(self.apply_in_order(now, load));
         writes.filter_map(|(quota, state)| Some((quota, state?))).collect()
     }
 
@@ -117,11 +115,11 @@ impl<'a> Adjust<'a> {
     pub(super) fn apply_in_order(
         &self,
         now: u64,
-        mut load: impl FnMut() -> Option<State>,
+        mut load: impl FnMut(&Quota) -> Option<State>,
     ) -> Vec<Option<State>> {
         let now = instant(now);
         let mut states = [None; Quotas::MAX];
-        states.iter_mut().zip(self.account.quotas).for_each(|(of, _)| *of = load());
+        states.iter_mut().zip(self.account.quotas).for_each(|(of, quota)| *of = load(quota));
         #[cfg(feature = "testing")]
         crate::sync::held_up::wait();
         let window = |i, quota| self.account.window(now, quota, states[i]);

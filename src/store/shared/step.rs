@@ -52,7 +52,7 @@ impl Asked {
                 Some(charge.as_charge().decide_in_order(now, |_, _| load(), write))
             }
             Self::Adjust(adjust) => {
-                writes = adjust.as_adjust().apply_in_order(now, load);
+                writes = adjust.as_adjust().apply_in_order(now, |_| load());
                 None
             }
         };
