@@ -201,7 +201,7 @@ impl Decision {
     }
 
     /// The position of the governing quota.
-    pub(crate) fn governing(&self) -> usize {
+    pub(crate) fn governing_index(&self) -> usize {
         self.governing.into()
     }
 
@@ -276,7 +276,7 @@ impl Decision {
         let is_only = self.refusing.is_power_of_two()
             && self.left_and_cost().is_none()
             && !(self.details.is_some() && others());
-        is_only.then(|| (*self.governor(), self.verdict, self.periods.of(self.governing())))
+        is_only.then(|| (*self.governor(), self.verdict, self.periods.of(self.governing_index())))
     }
 
     fn until(&self, at: i64) -> Duration {
@@ -306,16 +306,16 @@ impl Decision {
     }
 
     /// The first, if the quotas have changed since and are fewer.
-    pub(crate) fn governing_of<'a>(&self, quotas: &'a Quotas) -> &'a Quota {
+    pub(crate) fn governing_quota<'a>(&self, quotas: &'a Quotas) -> &'a Quota {
         let quotas = quotas.as_slice();
-        quotas.get(self.governing()).unwrap_or(&quotas[0])
+        quotas.get(self.governing_index()).unwrap_or(&quotas[0])
     }
 
     pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &Self)> + Clone {
         (0..MAX_LIMITS).filter_map(|place| Some((place, self.at(place)?)))
     }
 
-    pub(crate) fn governing_place(&self) -> usize {
+    pub(crate) fn governing_line(&self) -> usize {
         self.details.as_deref().and_then(|of| of.governing).unwrap_or(0).into()
     }
 
@@ -436,7 +436,7 @@ impl Decision {
 
 impl PartialEq for Decision {
     fn eq(&self, other: &Self) -> bool {
-        let all = |this: &Self| (this.now, this.verdict, this.governing_place());
+        let all = |this: &Self| (this.now, this.verdict, this.governing_line());
         let line = |(place, of): (usize, &Self)| {
             let bits = (of.refusing, of.shared, of.local, of.governing);
             let count = (of.name, of.periods, of.now, of.cost, of.verdict);
@@ -456,7 +456,7 @@ impl fmt::Debug for Decision {
         f.debug_struct("Decision")
             .field("verdict", &self.verdict)
             .field("standings", &self.usage())
-            .field("governing", &self.governing())
+            .field("governing", &self.governing_index())
             .field("now", &self.now)
             .finish_non_exhaustive()
     }

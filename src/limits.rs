@@ -28,7 +28,7 @@ mod refused;
 pub(crate) use limit::PlanFn;
 pub use limit::{Limit, NearLimit};
 pub use limiter::Limiter;
-pub(crate) use observer::{ChargedLine, observe};
+pub(crate) use observer::{ChargedLine, report};
 pub use refused::{Refused, RefusedKey, RefusedRoute};
 
 #[cfg(feature = "serde")]
@@ -122,7 +122,7 @@ impl Limits {
         this
     }
 
-    pub(crate) fn shared_store(&self) -> &AnyStore {
+    pub(crate) fn common_store(&self) -> &AnyStore {
         &self.limiters[0].store
     }
 
@@ -510,7 +510,7 @@ fn check_here(limiters: &[&Limiter], charge: Charge<'_>) -> Reply<Decision> {
         Err(undecided) => memory.decide_other(charge, undecided),
     };
     if let Some(Ok(decision)) = reply.as_now() {
-        report(decision, limiters, charge);
+        report_charge(decision, limiters, charge);
     }
     reply
 }
@@ -522,26 +522,26 @@ fn check_elsewhere(limiters: &[&Limiter], charge: Charge<'_>) -> Reply<Decision>
     let reply = limiters[0].store.charge(charge.as_charge());
     if let Some(answer) = reply.as_now() {
         if let Ok(decision) = answer {
-            report(decision, limiters, charge.as_charge());
+            report_charge(decision, limiters, charge.as_charge());
         }
         return reply;
     }
     let limiters: Vec<_> = limiters.iter().copied().cloned().collect();
     reply.map(move |decision| {
         let limiters: Vec<_> = limiters.iter().collect();
-        report(&decision, &limiters, charge.as_charge());
+        report_charge(&decision, &limiters, charge.as_charge());
         decision
     })
 }
 
 #[inline(always)]
-fn report(decision: &Decision, limiters: &[&Limiter], charge: Charge<'_>) {
+fn report_charge(decision: &Decision, limiters: &[&Limiter], charge: Charge<'_>) {
     if !charge.is_peek() {
         let line = |place: usize| {
             let (account, cost) = charge.line_at(place);
             (limiters[place], account, cost)
         };
-        observe(decision, charge.len(), line, None);
+        report(decision, charge.len(), line, None);
     }
 }
 

@@ -78,7 +78,7 @@ impl Queue {
     /// Returns whether other nodes charge the same keys. All limits count in one store. A memory
     /// with a file is shared with later processes only.
     fn is_shared(&self) -> bool {
-        let store = self.limits.shared_store();
+        let store = self.limits.common_store();
         store.is_shared() && !matches!(store, AnyStore::Memory(_))
     }
 

@@ -18,7 +18,7 @@ pub(crate) type ChargedLine<'a> = (&'a Limiter, Account<'a>, u64);
 /// In shadow mode nothing is refused. `parts` are those of a request to a layer, whose route is
 /// counted, too.
 #[inline(always)]
-pub(crate) fn observe<'a>(
+pub(crate) fn report<'a>(
     decision: &Decision,
     lines: usize,
     line: impl Fn(usize) -> ChargedLine<'a>,
@@ -66,8 +66,8 @@ fn note_refused(account: Account<'_>, decision: &Decision, place: usize) {
     let outcome = if decision.is_shadow() { Event::ShadowRefused } else { Event::Refused };
     let observed = account.scope.observe();
     observed.event(outcome, 1);
-    if observe::shows_refusals() && place == decision.governing_place() {
-        let quota = decision.governing_of(account.quotas);
+    if observe::shows_refusals() && place == decision.governing_line() {
+        let quota = decision.governing_quota(account.quotas);
         observed.log_refusal(outcome, Some((quota, decision.retry_after())), None);
     }
 }

@@ -111,7 +111,7 @@ impl Tracker {
             *current = Quarter { number, ..Quarter::default() };
         }
         current.total += 1;
-        let quota = decision.governing_of(quotas);
+        let quota = decision.governing_quota(quotas);
         current.keys.note(key, self.most, quota, decision);
         if let Some(route) = route {
             current.routes.note(route, self.most, quota, decision);

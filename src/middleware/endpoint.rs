@@ -164,7 +164,7 @@ async fn standings(peeked: Vec<Option<Reply<Decision>>>) -> Result<String, Store
 
 fn standing(decision: &Decision) -> String {
     let usage = decision.usage();
-    let numbers_of = numbers(&usage[decision.governing()]);
+    let numbers_of = numbers(&usage[decision.governing_index()]);
     if usage.len() == 1 {
         return format!("{{{numbers_of}}}");
     }

@@ -302,7 +302,7 @@ fn append_ietf(headers: &mut HeaderMap, decision: &Decision, now: i64) {
                 let _ = write!(policies, ";w={}", standing.window().as_secs());
             }
             let mut end = standing.end;
-            if i == decision.governing() {
+            if i == decision.governing_index() {
                 end = end.max(decision.retry_at_ms().unwrap_or(end));
             }
             let (left, after) = (standing.remaining().min(MAX_INTEGER), end.saturating_sub(now));

@@ -45,7 +45,7 @@ impl<J: 'static> FixedWindowLayer<J> {
         add_failure(StatusCode::BAD_REQUEST, lacks_key, false);
         let is_misconfigured = "The rate limit of this server is misconfigured.";
         add_failure(StatusCode::INTERNAL_SERVER_ERROR, is_misconfigured, false);
-        let store = self.limits.shared_store();
+        let store = self.limits.common_store();
         if self.options.queue.is_some() || store.is_shared() || store.remote().is_some() {
             let is_unavailable = "The rate limit can't be checked, or the server is shutting down.";
             add_failure(StatusCode::SERVICE_UNAVAILABLE, is_unavailable, true);

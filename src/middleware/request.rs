@@ -30,7 +30,7 @@ use super::rejection::{ProblemJson, Reason, Reject, Rejection};
 use super::service::{Current, Settings};
 use crate::decision::{Decision, Ruling};
 use crate::key::Key;
-use crate::limits::{ChargedLine, Limits, Receipt, ReceiptLine, observe};
+use crate::limits::{ChargedLine, Limits, Receipt, ReceiptLine, report};
 use crate::observe::{self, Event};
 use crate::queue::Place;
 use crate::quota::Quotas;
@@ -371,7 +371,7 @@ impl LimitedRequest {
             decision.pass_time(late);
         }
         let Decided::Refused(reason) = &self.decided else { unreachable!("it was refused") };
-        let governing = self.governing(reason.decision());
+        let governing = self.settings_for(reason.decision());
         let why = Rejection {
             reason,
             limited: self.current.options.status,
@@ -401,7 +401,7 @@ impl LimitedRequest {
     pub(crate) fn stamp<R>(&mut self, response: &mut Response<R>) {
         if let Some(decision) = self.charged() {
             let now = || self.current.settings[0].limiter.now();
-            self.governing(Some(decision)).headers.stamp_passed(
+            self.settings_for(Some(decision)).headers.stamp_passed(
                 response,
                 decision,
                 now,
@@ -479,7 +479,7 @@ impl LimitedRequest {
                     let account = receipt.account.clone();
                     aside.note(Receipt::new(vec![receipt], decision.clone()), &limits);
                     let line = (&limiter, account.as_account(), cost);
-                    observe(&decision, 1, |_| line, parts);
+                    report(&decision, 1, |_| line, parts);
                 }
                 Err(_) => limiter.scope.observe().event(Event::FailedOpen, 1),
             };
@@ -544,7 +544,7 @@ impl LimitedRequest {
     #[inline(always)]
     fn report(&self, parts: &Parts, decision: &Decision) {
         let line = |place| self.charged_line(self.line(place));
-        observe(decision, self.count(), line, Some(parts));
+        report(decision, self.count(), line, Some(parts));
         for on_decision in &self.current.options.on_decision {
             on_decision(parts, decision);
         }
@@ -576,8 +576,8 @@ impl LimitedRequest {
     }
 
     #[inline]
-    fn governing(&self, decision: Option<&Decision>) -> &Settings {
-        self.settings_of(self.line(decision.map_or(0, Decision::governing_place)))
+    fn settings_for(&self, decision: Option<&Decision>) -> &Settings {
+        self.settings_of(self.line(decision.map_or(0, Decision::governing_line)))
     }
 
     #[inline]

@@ -42,14 +42,14 @@ use crate::sync::{self, Mutex};
 #[rustfmt::skip]
 pub struct FixedWindow<S, J = ProblemJson> { // no Service? Write `.reject(EmptyBody)`, or see its docs
     inner: S,
-    shared: Arc<InForce<J>>,
+    in_force: Arc<InForce<J>>,
 }
 
 impl<S, J> FixedWindow<S, J> {
     pub(crate) fn new(inner: S, current: Current, reject: Arc<J>) -> Self {
         let first = Arc::new(current);
         let changed = Mutex::new(Arc::clone(&first));
-        Self { inner, shared: Arc::new(InForce { first, changed, reject }) }
+        Self { inner, in_force: Arc::new(InForce { first, changed, reject }) }
     }
 }
 
@@ -69,14 +69,14 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let limited = LimitedRequest::new(self.shared.current());
-        ResponseFuture::new(limited, &mut self.inner, &self.shared.reject, request)
+        let limited = LimitedRequest::new(self.in_force.current());
+        ResponseFuture::new(limited, &mut self.inner, &self.in_force.reject, request)
     }
 }
 
 impl<S: Clone, J> Clone for FixedWindow<S, J> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+        Self { inner: self.inner.clone(), in_force: Arc::clone(&self.in_force) }
     }
 }
 
@@ -84,7 +84,7 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FixedWindow")
             .field("inner", &self.inner)
-            .field("limits", &self.shared.first.limits)
+            .field("limits", &self.in_force.first.limits)
             .finish_non_exhaustive()
     }
 }

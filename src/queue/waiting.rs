@@ -130,7 +130,7 @@ impl LastAnswer {
             let of = self.decision.at(place)?;
             // Fewer tokens may pass before.
             let retry_at = of.retry_at_ms().filter(|_| cost <= tokens);
-            let retry = retry_at.map(|at| (at, of.governing()));
+            let retry = retry_at.map(|at| (at, of.governing_index()));
             let (at, quota) = match retry {
                 Some(retry) if exact => retry,
                 _ => of.earliest_ms(quotas, tokens).max(retry.unwrap_or_default()),
@@ -138,7 +138,7 @@ impl LastAnswer {
             // By the limit's own clock: limits that are charged in turns have different ones.
             Some((at.saturating_sub(of.now_ms()), place, quota))
         });
-        let governing = (0, self.decision.governing_place(), self.decision.governing());
+        let governing = (0, self.decision.governing_line(), self.decision.governing_index());
         after.max().filter(|(after, ..)| *after > 0).unwrap_or(governing)
     }
 
@@ -167,7 +167,7 @@ impl LastAnswer {
     }
 
     fn window(&self) -> Duration {
-        self.decision.usage()[self.decision.governing()].window()
+        self.decision.usage()[self.decision.governing_index()].window()
     }
 
     fn refusal(&self, tokens: &Tokens, now: Instant) -> Decision {
