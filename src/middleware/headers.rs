@@ -363,7 +363,7 @@ pub(crate) fn seconds(ms: i64) -> u64 {
 #[inline]
 fn number(n: u64) -> HeaderValue {
     if n >= SMALL {
-        return n.into();
+        return HeaderValue::try_from(n.to_string()).expect("digits");
     }
     let digits = 1 + usize::from(n >= 10) + usize::from(n >= 100) + usize::from(n >= 1_000);
     let end = n as usize * 4 + 4;
