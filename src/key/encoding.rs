@@ -192,7 +192,7 @@ impl Key {
     /// assert_eq!(key.readable(), "u7,ta%2Fb,127.0.0.1");
     /// ```
     pub fn readable(&self) -> String {
-        let mut text = String::new();
+        let mut text = String::with_capacity(2 * self.as_bytes().len());
         for (tag, part) in parts(self.as_bytes()) {
             if !text.is_empty() {
                 text.push(',');

@@ -104,9 +104,12 @@ impl Commands {
     }
 
     pub(crate) fn key(&self, scope: &Scope, key: &Key) -> String {
-        let readable = key.readable();
-        let parts = [&self.prefix, "tfw1:{", scope.name(), ":", &readable, "}"];
-        parts.concat()
+        let (scope, key) = (scope.name(), key.readable());
+        let mut name = String::with_capacity(self.prefix.len() + scope.len() + key.len() + 8);
+        for part in [&self.prefix, "tfw1:{", scope, ":", &key, "}"] {
+            name.push_str(part);
+        }
+        name
     }
 
     /// `within` has for each quota when it takes tokens back. For a calendar, the number of the window
