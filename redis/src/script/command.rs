@@ -106,9 +106,7 @@ impl Commands {
     pub(crate) fn key(&self, scope: &Scope, key: &Key) -> String {
         let (scope, key) = (scope.name(), key.readable());
         let mut name = String::with_capacity(self.prefix.len() + scope.len() + key.len() + 8);
-        for part in [&self.prefix, "tfw1:{", scope, ":", &key, "}"] {
-            name.push_str(part);
-        }
+        name.extend([&self.prefix, "tfw1:{", scope, ":", &key, "}"]);
         name
     }
 
