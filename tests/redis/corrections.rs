@@ -94,7 +94,7 @@ async fn what_is_lost_at_once_is_not_taken_for_unsent() {
     assert_eq!(charged.peek("ann").await.expect("it answers").used(), 1);
 }
 
-/// All callers may be as impatient: after three missing scripts, calls bring theirs.
+/// All callers may be as impatient: after a missing script, the next call brings it.
 #[tokio::test]
 async fn a_charge_whose_caller_has_left_is_not_sent_again_with_its_script() {
     let Some(server) = Server::start() else { return };

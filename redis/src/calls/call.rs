@@ -5,6 +5,7 @@
 //! sent.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
@@ -96,17 +97,21 @@ async fn send_and_resend(
         // Before the look at the time: a caller whose deadline passes meanwhile is late.
         batch.iter().for_each(|waiting| waiting.note_sent(true));
         let now = Instant::now();
-        let late = batch.extract_if(.., |waiting| !waiting.is_wanted(now));
-        late.for_each(|waiting| {
-            let error = unsent_error(waiting.until);
-            waiting.send_answer(Err(error));
-        });
+        for late in batch.extract_if(.., |of| now >= of.until || of.reply.is_closed()) {
+            let error = unsent_error(late.until);
+            late.send_answer(Err(error));
+        }
         if batch.is_empty() {
             return Ok((Vec::new(), None));
         }
         let call = MergedCall::new(batch.iter().map(|waiting| &waiting.asked[..]));
+        let health = Arc::clone(&connection.health);
+        let lacks_script = &health.lacks_script[usize::from(call.is_one())];
+        brings_script |= lacks_script.load(Relaxed);
         let answer = connection.send(&call.to_cmd(brings_script)).await;
         let answers = answer.and_then(|answer| call.parse(answer));
+        let is_missing = answers.as_ref().is_err_and(|error| error.kind() == MISSING_SCRIPT);
+        lacks_script.store(is_missing && !brings_script, Relaxed);
         let by_replica = match &answers {
             // A replica answers questions that write nothing.
             Ok(answers) => answers.iter().any(|of| of.as_ref().is_err_and(is_from_replica)),
@@ -130,7 +135,7 @@ async fn send_and_resend(
         }
         match answers {
             // Behind a proxy, another server may have it, so the charge is sent with the script.
-            Err(error) if error.kind() == MISSING_SCRIPT && !brings_script => brings_script = true,
+            Err(_) if is_missing && !brings_script => brings_script = true,
             answers => return answers.map(|answers| (answers, Some(now.elapsed()))),
         }
     }

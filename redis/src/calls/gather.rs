@@ -207,17 +207,13 @@ pub(crate) struct QueuedQuestion {
     pub(crate) until: Instant,
     /// It was handed to a connection, and not only waits for one.
     is_sent: Arc<AtomicBool>,
-    reply: oneshot::Sender<Answered>,
+    pub(crate) reply: oneshot::Sender<Answered>,
 }
 
 impl QueuedQuestion {
     pub(crate) fn new(asked: Question, until: Instant) -> (Self, oneshot::Receiver<Answered>) {
         let (reply, outcome) = oneshot::channel();
         (Self { asked, until, is_sent: Arc::default(), reply }, outcome)
-    }
-
-    pub(crate) fn is_wanted(&self, now: Instant) -> bool {
-        now < self.until && !self.reply.is_closed()
     }
 
     pub(crate) fn note_sent(&self, is_sent: bool) {

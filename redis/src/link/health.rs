@@ -17,6 +17,9 @@ pub(crate) struct Health {
     pub(super) is_proved: AtomicBool,
     /// It has refused what another one may take: it led to a replica, or not to Redis.
     pub(super) refuses: AtomicBool,
+    /// Of each script: the last call by its hash found none. The next one brings it, as the callers
+    /// of that one may all have left before they had an answer.
+    pub(crate) lacks_script: [AtomicBool; 2],
 }
 
 impl Health {

@@ -3,7 +3,7 @@
 use redis::{Arg, Cmd, RedisResult, Value};
 
 use super::command::Act;
-use super::{Answer, Command, Lua, MANY, ONE, unexpected_answer};
+use super::{Answer, Command, MANY, ONE, unexpected_answer};
 
 /// Of a question: for each of its keys.
 pub(in super::super) type Answered = RedisResult<Vec<Answer>>;
@@ -49,10 +49,9 @@ impl<'a> MergedCall<'a> {
         let is_of_key =
             |of: &EqualQuestions<'_>| of.commands.iter().any(|of| of.key == command.key);
         let i = recent + self.questions[recent..].iter().rposition(is_of_key)?;
-        let EqualQuestions { commands: [equal], times, .. } = &mut self.questions[i] else {
-            return None;
-        };
-        (equal.act == command.act && *times < plain.most() / plain.tokens).then(|| {
+        let EqualQuestions { commands, times, .. } = &mut self.questions[i];
+        let is_alike = commands.len() == 1 && commands[0].act == command.act;
+        (is_alike && *times < plain.most() / plain.tokens).then(|| {
             *times += 1;
             (i, *times - 1)
         })
@@ -66,10 +65,6 @@ impl<'a> MergedCall<'a> {
         self.keys == 1 && self.places.len() == 1
     }
 
-    fn script(&self) -> &'static Lua {
-        if self.is_one() { &ONE } else { &MANY }
-    }
-
     /// By the script's hash, or with the script, which the server keeps for later calls by the hash.
     /// Servers and proxies without `SCRIPT` take that, too.
     pub(in super::super) fn to_cmd(&self, brings_script: bool) -> Cmd {
@@ -77,9 +72,10 @@ impl<'a> MergedCall<'a> {
             return redis::cmd("DEL").arg(&self.questions[0].commands[0].key).take();
         }
         let mut cmd = Cmd::with_capacity(8 + 3 * self.keys, 128 * self.keys);
+        let script = if self.is_one() { &ONE } else { &MANY };
         match brings_script {
-            true => cmd.arg("EVAL").arg(&self.script().code),
-            false => cmd.arg("EVALSHA").arg(&self.script().hash),
+            true => cmd.arg("EVAL").arg(&script.code),
+            false => cmd.arg("EVALSHA").arg(&script.hash),
         };
         cmd.arg(self.keys);
         // Most commands differ in their keys only.
