@@ -517,16 +517,15 @@ fn check_here(limiters: &[&Limiter], charge: Charge<'_>) -> Reply<Decision> {
 
 #[inline(never)]
 fn check_elsewhere(limiters: &[&Limiter], charge: Charge<'_>) -> Reply<Decision> {
-    // Owned once: a store elsewhere keeps it, too.
-    let charge = charge.to_owned();
-    let reply = limiters[0].store.charge(charge.as_charge());
+    let reply = limiters[0].store.charge(charge);
     if let Some(answer) = reply.as_now() {
         if let Ok(decision) = answer {
-            report_charge(decision, limiters, charge.as_charge());
+            report_charge(decision, limiters, charge);
         }
         return reply;
     }
     let limiters: Vec<_> = limiters.iter().copied().cloned().collect();
+    let charge = charge.to_owned();
     reply.map(move |decision| {
         let limiters: Vec<_> = limiters.iter().collect();
         report_charge(&decision, &limiters, charge.as_charge());

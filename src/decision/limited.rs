@@ -115,7 +115,7 @@ impl Decision {
                 of.refusing |= 1 << quota;
                 of.verdict = Verdict::Refused { retry_at: retry_at.max(of.now) };
                 of.govern_by(quota);
-            } else if of.verdict == Verdict::RefusedForGood {
+            } else if of.verdict > (Verdict::Refused { retry_at }) {
                 // The cost was another request's.
                 (of.verdict, of.refusing) = (Verdict::Passed, 0);
             }

@@ -174,6 +174,10 @@ impl<'a> Words<'a> {
                 "" => return Ok(quota),
                 "staggered" => quota.anchored(Anchor::Staggered),
                 "from-first-request" => quota.anchored(Anchor::FirstRequest),
+                // Even with the day or the zone that is the default.
+                "starting-at=" if seen.contains(&"from") || seen.contains(&"in") => {
+                    Err(CALENDAR_ANCHOR)
+                }
                 "starting-at=" => quota.since(self.span(value, ", day or week")?),
                 "rollover-up-to=" => {
                     quota.with_room(self.number(value, A_NUMBER)?, quota.max_reserved)

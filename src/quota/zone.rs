@@ -48,8 +48,8 @@ impl Zone {
         if name.eq_ignore_ascii_case("UTC") {
             return Ok(Self::UTC);
         }
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(zone) = loaded.get(name) {
+        let loaded = || LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(zone) = loaded().get(name) {
             return Ok(Self(Some(zone)));
         }
         // Tests give a zone the clock of another one, as another edition of the zone data may do:
@@ -59,6 +59,7 @@ impl Zone {
         let (_, spelled) = load_rules(zone)?;
         let (rules, _) = load_rules(clock)?;
         let found_by = if edition.is_some() { name.to_owned() } else { spelled.clone() };
+        let mut loaded = loaded();
         if let Some(zone) = loaded.get(&*found_by) {
             return Ok(Self(Some(zone)));
         }

@@ -116,6 +116,8 @@ fn a_parse_error_names_its_column() {
         ("100/day staggered in Asia/Tokyo", 19, "a calendar says where windows begin"),
         ("100/month from day 5 starting-at=5h", 22, "write starting_at in place of a first day"),
         ("100/month starting-at=5h from day 5", 26, "write starting_at in place of a first day"),
+        ("1/week from monday starting-at=50h", 20, "write starting_at in place of a first day"),
+        ("1/day in UTC starting-at=6h", 14, "write starting_at in place of a first day"),
         ("100/week starting-at=5h from sunday", 25, "write starting_at in place of a first day"),
         (
             "100/day in Asia/Tokyo starting-at=5h",

@@ -307,6 +307,37 @@ async fn those_behind_one_that_can_never_pass_are_told_when_to_come_back() {
     assert!(refused.headers().contains_key("retry-after"));
 }
 
+/// The first one was refused until the hour by its own cost, and left.
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_is_told_when_it_could_pass_and_not_when_the_first_one_could() {
+    let cost = |parts: &Parts| if parts.uri.path() == "/80" { 80 } else { 5 };
+    let limits = Limits::new([
+        Quota::per_minute(2).name("requests").key(Key::global()),
+        Quota::per_hour(100).name("tokens").key(Key::global()).cost_fn(cost),
+    ]);
+    let layer = FixedWindowLayer::new(limits.store(paused_memory())).queue(2, secs(70));
+    let service = noting(&layer, &Served::default());
+    all_pass(&service, [get("/"), get("/")]).await;
+    let first = tokio::spawn(service.clone().oneshot(get("/80")));
+    sleep(ms(1)).await;
+    let mut others = send(&service, 1);
+    sleep(ms(1)).await;
+    let tokens = Limits::from(&layer).limiter("tokens").clone();
+    assert!(tokens.charge(Key::global(), 30).await.expect("it answers").is_ok());
+    // It asks again soon.
+    sleep(ms(1_100)).await;
+    assert!(!first.is_finished());
+    first.abort();
+    sleep(ms(1)).await;
+    others.extend(send(&service, 1));
+    sleep(ms(1)).await;
+    let Ok(refused) = service.clone().oneshot(get("/")).await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(refused.headers()["x-ratelimit-resource"], "requests");
+    let seconds: u64 = refused.headers()["retry-after"].to_str().expect("text").parse().expect("n");
+    assert!(seconds <= 120, "{seconds}");
+}
+
 /// S13: for good, not after a wait for a limit that their cost never fits.
 #[tokio::test(start_paused = true)]
 async fn all_whose_cost_is_above_a_lowered_limit_are_told_soon() {

@@ -129,7 +129,8 @@ pub(super) fn read(bytes: &[u8], memory: &mut Memory, now: i64) -> io::Result<(u
     match input.u64().map_err(|_| broken("it is cut short"))? {
         VERSION if u64::from_le_bytes(*sum) == fnv_1a(FNV_1A, bytes.iter().copied()) => {}
         VERSION => return Err(broken("it is cut short or damaged")),
-        other => return Err(broken(format!("it has version {other} of the format"))),
+        // Older files have four bytes for it.
+        other => return Err(broken(format!("it has version {} of the format", other as u32))),
     }
     let count = input.u64()? as usize;
     if !count.is_power_of_two() || count > MAX_SHARDS {

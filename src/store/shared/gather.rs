@@ -45,7 +45,7 @@ const UNMEASURED: usize = 1_024;
 /// stands still, as other counters should not.
 const MORE: usize = 4;
 const STILL: Duration = Duration::from_millis(10);
-/// How long the shortest call is remembered: the distance may change.
+/// How long the shortest call is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
 /// How long a call has a place among those in flight, and how long it lasts after all of its callers
 /// have left. One that hangs up must not end a connection, and a call that is never answered must
@@ -279,8 +279,9 @@ struct Backlog {
     sent: Option<Instant>,
     has_sender: bool,
     last_was_shared: bool,
-    /// When this span began, and its shortest call.
-    least: Option<(Instant, Duration)>,
+    /// The shortest call of this span and of the one before, and when this one began.
+    least: [Option<Duration>; 2],
+    span_start: Option<Instant>,
 }
 
 impl Backlog {
@@ -316,10 +317,11 @@ impl Backlog {
     }
 
     fn note_time(&mut self, now: Instant, took: Duration) {
-        match &mut self.least {
-            Some((start, least)) if now - *start < SPAN => *least = took.min(*least),
-            least => *least = Some((now, took)),
+        if self.span_start.is_none_or(|start| now - start >= SPAN) {
+            self.span_start = Some(now);
+            self.least = [None, self.least[0]];
         }
+        self.least[0] = Some(self.least[0].map_or(took, |least| least.min(took)));
     }
 
     /// `None` if no more calls may be in flight.
@@ -376,9 +378,9 @@ impl Backlog {
 
     /// Near a database that many ask, one full call costs it less than two others.
     fn has_room(&self) -> bool {
-        let calls = match self.least {
+        let calls = match self.least.into_iter().flatten().min() {
             None => UNMEASURED,
-            Some((_, least)) => {
+            Some(least) => {
                 2 - usize::from(self.last_was_shared)
                     + (least.as_nanos() / INTERVAL.as_nanos()) as usize
             }
