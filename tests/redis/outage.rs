@@ -352,7 +352,9 @@ async fn errors_name_no_address_and_no_key() {
     let error = limiter.check("ann").await.expect_err("nobody is there");
     assert_eq!(error.to_string(), "Redis can't be reached (connection refused)");
     assert!(!format!("{store:?} {limiter:?} {error:?}").contains("hunter2"));
-    assert!(format!("{store:?}").starts_with("RedisStore(Remote { deadline: 250ms, fallback: "));
+    assert!(
+        format!("{store:?}").starts_with("RedisStore(Remote { deadline: Some(250ms), fallback: ")
+    );
     let error = RedisStore::new("http://user:hunter2@127.0.0.1/").expect_err("no address");
     assert_eq!(error.to_string(), "not a URL of Redis: write redis://host:6379/");
 }
