@@ -67,8 +67,7 @@ pub(crate) enum Failure {
 
 impl Link {
     pub(crate) fn new(config: Config) -> Self {
-        let ports = config.get_ports();
-        let ports = if ports.is_empty() { &[5432] } else { ports };
+        let ports = Some(config.get_ports()).filter(|ports| !ports.is_empty()).unwrap_or(&[5432]);
         let hosts = config.get_hosts().iter().zip(ports.iter().cycle());
         let hosts = hosts.map(|(host, port)| match host {
             Host::Tcp(name) => format!("{name}:{port}"),
