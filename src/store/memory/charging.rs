@@ -160,7 +160,9 @@ impl MemoryStore {
             let (places, windows) = &found[i];
             line_windows(lines[i], windows, shared(places))
         });
+        let mut taken = [false; L];
         let decision = Decision::over_lines::<Q>(now, charge.ask, windows, |i, takes, states| {
+            taken[i] = takes;
             let (account, _) = &lines[i];
             let shard = locked.shard_of(i);
             for ((quota, place), state) in account.quotas.iter().zip(&found[i].0).zip(states) {
@@ -169,7 +171,7 @@ impl MemoryStore {
                     CountedIn::Own(_) => {}
                     // A refused line writes only to its own entry: another line may take the free
                     // place.
-                    CountedIn::Free(_) if !takes => continue,
+                    CountedIn::Free(_) | CountedIn::Inheriting(_) if !takes => continue,
                     _ => self.memory.counters.note(account.scope, quota),
                 }
                 shard.write(now, *place, state);
@@ -177,7 +179,7 @@ impl MemoryStore {
         });
         let overflows = locked.shards().any(|shard| shard.overflows_until(now).is_some());
         if overflows && !charge.is_peek() {
-            self.count_overflows(now, lines, &found, locked);
+            self.count_overflows(now, lines, &found, taken, locked);
         }
         Reply::now(decision)
     }
@@ -188,6 +190,7 @@ impl MemoryStore {
         now: i64,
         lines: &[ChargeLine<'_>],
         found: &[Found<'_, Q>; L],
+        taken: [bool; L],
         mut locked: LockedShards<'_, L>,
     ) {
         let mut latest = None;
@@ -195,8 +198,7 @@ impl MemoryStore {
             let places = &found[i].0[..account.quotas.len()];
             let shard = locked.shard_of(i);
             let until = shard.overflows_until(now);
-            let is_own = |of: &CountedIn| matches!(of, CountedIn::Own(_) | CountedIn::Free(_));
-            if until.is_some() && !places.iter().all(is_own) {
+            if until.is_some() && !places.iter().all(|place| place.is_own(taken[i])) {
                 shard.overflowed += 1;
                 account.scope.observe().event(Event::Overflow, 1);
                 latest = latest.max(until);

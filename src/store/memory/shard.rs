@@ -39,9 +39,22 @@ impl Default for Shard {
 pub(super) enum CountedIn {
     Own(Slot),
     Free(Slot),
+    /// A free entry, which starts with the count that the key has shared so far.
+    Inheriting(Slot),
     /// It lasts at least until this time once it is charged.
     Shared(Slot, i64),
     None,
+}
+
+impl CountedIn {
+    /// A key that was refused by a shared count inherits nothing.
+    pub(super) fn is_own(&self, written: bool) -> bool {
+        match self {
+            Self::Own(_) | Self::Free(_) => true,
+            Self::Inheriting(_) => written,
+            Self::Shared(..) | Self::None => false,
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -151,7 +164,9 @@ impl Shard {
     ) -> (CountedIn, Window<'a>) {
         let taken = |slot: &Slot| {
             others.iter().any(|other| match other {
-                CountedIn::Own(other) | CountedIn::Free(other) => slot.is(other),
+                CountedIn::Own(other) | CountedIn::Free(other) | CountedIn::Inheriting(other) => {
+                    slot.is(other)
+                }
                 CountedIn::Shared(..) | CountedIn::None => false,
             })
         };
@@ -214,7 +229,7 @@ impl Shard {
         };
         match (free, shared) {
             // The key gets an entry of its own, with the shared count.
-            (Some(slot), _) if count.is_some() => (CountedIn::Free(slot), window.inherited()),
+            (Some(slot), _) if count.is_some() => (CountedIn::Inheriting(slot), window.inherited()),
             (Some(slot), _) => (CountedIn::Free(slot), window),
             (None, Found::Entry(slot) | Found::Free(slot)) => {
                 (CountedIn::Shared(slot, window.shared_until(now)), window)
@@ -285,7 +300,9 @@ impl Shard {
     #[inline]
     pub(super) fn write(&mut self, now: i64, place: CountedIn, state: State) {
         match place {
-            CountedIn::Own(slot) | CountedIn::Free(slot) => self.table.set(slot, state),
+            CountedIn::Own(slot) | CountedIn::Free(slot) | CountedIn::Inheriting(slot) => {
+                self.table.set(slot, state);
+            }
             CountedIn::Shared(slot, least) => {
                 let until = state.until.max(least);
                 self.overflow.set(slot, State { start: now, until, ..state });
