@@ -210,7 +210,8 @@ impl Days {
     fn period_start(self, period: i64) -> i64 {
         match self.period.first_day(period) {
             day if day > LAST_DAY => MAX,
-            day => self.zone.first_instant(day.max(-MAX / DAY) * DAY + self.time),
+            // Before all windows of an instant: a foreign count may have any number.
+            day => self.zone.first_instant(day.max(-MAX / DAY - 1_000) * DAY + self.time),
         }
     }
 }
