@@ -58,7 +58,8 @@ impl<'a> MergedCall<'a> {
     }
 
     fn is_reset(&self) -> bool {
-        self.questions[0].commands[0].act.args().args_iter().len() == 0
+        let Act::General(args) = &self.questions[0].commands[0].act else { return false };
+        args.args_iter().len() == 0
     }
 
     pub(in super::super) fn is_one(&self) -> bool {
@@ -96,11 +97,10 @@ impl<'a> MergedCall<'a> {
             if !self.is_one() {
                 cmd.arg(args.args_iter().len());
             }
-            args.args_iter().for_each(|arg| {
-                if let Arg::Simple(arg) = arg {
-                    _ = cmd.arg(arg)
-                }
-            });
+            for arg in args.args_iter() {
+                let Arg::Simple(arg) = arg else { continue };
+                cmd.arg(arg);
+            }
         }
         let mut all_alike = kinds.len() == 1;
         for &EqualQuestions { commands, times, first } in &self.questions {
