@@ -15,7 +15,9 @@ use crate::sync::{self, Mutex};
 /// that makes up windows as it goes has more, which are not noted.
 const MAX_OF_A_SCOPE: usize = 64;
 const MAX_OF_ALL: usize = 1_024;
+/// The number of marks, and how many are searched for a counter's.
 const MARKS: usize = 64;
+const PROBES: usize = 4;
 
 pub(super) struct ChargedQuotas {
     /// Hashes of noted counters, so that most charges need no lock.
@@ -45,12 +47,25 @@ impl ChargedQuotas {
         // 0 is no mark.
         let ([low, high], [first, second]) = (scope.id(), self.secrets);
         let mark = mix([low ^ first, high ^ second], quota.identity()).max(1);
-        let cell = &self.marks[mark as usize % MARKS];
-        if cell.load(Ordering::Relaxed) != mark
-            && sync::lock(&self.noted).add_counter(scope.id(), quota)
-        {
+        if self.cells(mark).all(|cell| cell.load(Ordering::Relaxed) != mark) {
+            self.add_counter(scope, quota, mark);
+        }
+    }
+
+    #[cold]
+    fn add_counter(&self, scope: &Scope, quota: &Quota, mark: u64) {
+        if !sync::lock(&self.noted).add_counter(scope.id(), quota) {
+            return;
+        }
+        let free = self.cells(mark).find(|cell| cell.load(Ordering::Relaxed) == 0);
+        if let Some(cell) = free.or(self.cells(mark).next()) {
             cell.store(mark, Ordering::Relaxed);
         }
+    }
+
+    fn cells(&self, mark: u64) -> impl Iterator<Item = &AtomicU64> {
+        let first = (mark.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        (0..PROBES).map(move |i| &self.marks[(first + i) % MARKS])
     }
 
     /// The flag says that these counters are all.
