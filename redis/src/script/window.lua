@@ -188,19 +188,9 @@ end
 -- For how many windows a count lives: ceil((used - least) / limit), at least 1.
 local function lives(q, used)
   local limit, capacity = q.limit, q.capacity
-  if used <= limit + q.least then
-    return 1
-  elseif used + capacity <= MAX then
-    return floor((used + capacity - 1) / limit)
-  end
   local a, b = used % limit, capacity % limit
   local whole = (used - a) / limit + (capacity - b) / limit
-  if a > limit - b then
-    return whole + 1
-  elseif a + b > 0 then
-    return whole
-  end
-  return whole - 1
+  return max(whole + (a > limit - b and 1 or a + b > 0 and 0 or -1), 1)
 end
 
 -- How many windows are left to a state, from its window's start.
