@@ -526,24 +526,14 @@ if redis.call('PEXPIREAT', KEYS[place], till + shift, 'NX') == 0 then
 elseif redis.call('HLEN', KEYS[place]) > 1 then
   local all, last = redis.call('HGETALL', KEYS[place]), till
   for i = 2, #all, 2 do
-    local count, ends = tonumber(all[i]), nil
-    local length, offset = string.match(all[i - 1], '^(%d+)[+sf](%d*)$')
-    if count and length then
-      -- Without an offset later by a millisecond for each 1,000 tokens.
-      ends = (count - count % 1000) / 1000
-      if offset ~= '' then
-        ends = ends - (ends - offset) % length
-      end
-      ends = ends + length + math.min(length, 60000)
-    elseif length then
-      local start, n = string.match(all[i], '^%-?%d+@(%-?%d+)%*?(%d*)$')
-      ends = start and start + length * (tonumber(n) or 1) + math.min(length, 60000)
-    else
-      -- No window of a calendar is twice as long as another.
-      local start, finish, n = string.match(all[i], '^%-?%d+@(%-?%d+)%-(%d+)#%-?%d+%*?(%d*)$')
-      ends = start and finish + 2 * (finish - start) * ((tonumber(n) or 1) - 1) + 60000
-    end
-    last = math.max(last, math.min(ends or 0, 9007199254740991))
+    local length = string.match(all[i - 1], '^(%d+)[+sf]')
+    local start, finish, n = string.match(all[i], '^%-?%d+@(%-?%d+)%-?(%d*)#?%-?%d*%*?(%d*)$')
+    -- A number is later by a millisecond for each 1,000 tokens.
+    start = start or math.floor((tonumber(all[i]) or 0) / 1000)
+    finish = length and start + length or tonumber(finish) or 0
+    -- No window of a calendar is twice as long as another.
+    local ends = finish + (length or 2 * (finish - start)) * ((tonumber(n) or 1) - 1)
+    last = math.max(last, math.min(ends + math.min(length or 60000, 60000), 9007199254740991))
   end
   if last > till then
     redis.call('PEXPIREAT', KEYS[place], last + shift)
