@@ -1,8 +1,7 @@
 //! Limits that are charged together: [`Limits`].
 //!
 //! `limit` is what a user sets, `limiter` a handle of one limit, `live` its changes while it runs.
-//! `observer` reports each charge, also to warnings and to counts of refused keys: a limit without
-//! these costs a look at one `bool`.
+//! `observer` reports each charge, also to warnings and to counts of refused keys.
 
 use std::fmt;
 use std::ptr;

@@ -22,7 +22,7 @@ use zone::Zone;
 const DAY_MS: u64 = 86_400_000;
 const WEEK_MS: u64 = 7 * DAY_MS;
 /// The first Monday, four days after the epoch, a Thursday.
-const MONDAY_MS: u64 = 4 * 86_400_000;
+const MONDAY_MS: u64 = 4 * DAY_MS;
 
 // Why a quota can't be built, and what to write instead, where that is said in several places.
 const LIMIT_TOO_LARGE: &str =

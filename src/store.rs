@@ -327,7 +327,7 @@ impl AnyStore {
         match self {
             Self::Memory(store) => store.charge(charge),
             Self::Other(store) if charge.is_single() => store.charge(charge),
-            Self::Other(store) => in_order::charge_lines(store, charge),
+            Self::Other(store) => in_order::charge_in_order(store, charge),
         }
     }
 }

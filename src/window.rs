@@ -3,7 +3,8 @@
 //! state to write.
 //!
 //! The rules' arithmetic is here, and the boundaries of calendars are in `quota/calendar`. A script
-//! in Redis mirrors it, and the conformance suite runs the same traces on both.
+//! in Redis mirrors it, and the conformance suite runs the same traces on both. Why it is as it is:
+//! docs/mechanisms.
 
 use crate::quota::{Anchor, Calendar, FNV_1A, Quota, Span, fmix64, fnv_1a};
 
@@ -41,7 +42,7 @@ enum StateEnd {
     /// Stored in a later window, since the clock stepped back (S4).
     Moved(i64),
     /// Nothing leaves the count before (S30).
-    Shared(i64),
+    Overflow(i64),
 }
 
 impl StateEnd {
@@ -49,7 +50,7 @@ impl StateEnd {
     fn known(self) -> Option<i64> {
         match self {
             Self::New => None,
-            Self::At(until) | Self::Moved(until) | Self::Shared(until) => Some(until),
+            Self::At(until) | Self::Moved(until) | Self::Overflow(until) => Some(until),
         }
     }
 }
@@ -130,7 +131,7 @@ impl<'a> Window<'a> {
             // By this zone data the window that has ended would still run.
             (new.start, new.end) = (end, calendar.start_of(number + 2));
         }
-        (stored, new, passed, stored.left().unwrap_or(1))
+        (stored, new, passed, stored.lasts().unwrap_or(1))
     }
 
     /// [`at`](Self::at) in the usual case, in less time: a [plain](Quota::is_plain) quota whose
@@ -181,10 +182,10 @@ impl<'a> Window<'a> {
     /// The window of a key whose count others share, which was last charged at the state's start.
     /// All that is taken stays in it until it ends: what a window grants under one key's limit must
     /// not pay for the tokens of a key that has a lower one.
-    pub(crate) fn shared(now: i64, state: State, quota: &'a Quota, shift: u64) -> Self {
+    pub(crate) fn in_overflow(now: i64, state: State, quota: &'a Quota, shift: u64) -> Self {
         let window = Self::new(now, quota, shift);
         let until = if state.start.saturating_sub(now) < window.end - window.start {
-            StateEnd::Shared(state.until)
+            StateEnd::Overflow(state.until)
         } else {
             StateEnd::Moved((state.until - state.start).saturating_add(window.start).min(MAX))
         };
@@ -193,7 +194,7 @@ impl<'a> Window<'a> {
 
     /// When a count that keys share ends at the earliest, if one of them is charged now: then the
     /// windows of all of them have ended.
-    pub(crate) fn shared_until(&self, now: i64) -> i64 {
+    pub(crate) fn overflow_until(&self, now: i64) -> i64 {
         let lasts = match self.quota.anchor {
             Anchor::Calendar(_) => self.end,
             _ => end(now, self.quota),
@@ -203,7 +204,7 @@ impl<'a> Window<'a> {
 
     /// This window for the key alone, whose count ends with a whole window.
     pub(crate) fn inherited(self) -> Self {
-        Self { until: StateEnd::At(self.after(self.left().unwrap_or(1))), ..self }
+        Self { until: StateEnd::At(self.after(self.lasts().unwrap_or(1))), ..self }
     }
 
     #[inline]
@@ -237,7 +238,7 @@ impl<'a> Window<'a> {
     pub(crate) fn is_reserved_past(&self, end: i64) -> bool {
         // Under a limit of 0 nothing is covered: the end of the count says what it was taken of.
         let windows = || match self.quota.limit {
-            0 => self.left().map(|windows| windows - 1),
+            0 => self.lasts().map(|windows| windows - 1),
             _ => self.in_debt(0),
         };
         // If both ends saturate, the windows are the same.
@@ -279,7 +280,7 @@ impl<'a> Window<'a> {
         match windows_for((self.counted() + added).min(MAX) - least_used(quota), quota) {
             Some(windows) => self.after(windows.max(1)),
             // Under a limit of 0 the count stays, and ends when it would have ended before.
-            None => self.after(self.left().unwrap_or(1)),
+            None => self.after(self.lasts().unwrap_or(1)),
         }
     }
 
@@ -287,7 +288,7 @@ impl<'a> Window<'a> {
     /// The rest was taken under a higher limit, and ends with this window (S5).
     #[inline]
     fn counted(&self) -> i64 {
-        match self.left() {
+        match self.lasts() {
             Some(windows) if windows < MAX && self.quota.limit > 0 => {
                 let granted = limit(self.quota).saturating_mul(windows);
                 self.used.min(granted.saturating_add(least_used(self.quota)))
@@ -298,7 +299,7 @@ impl<'a> Window<'a> {
 
     /// How many windows the state lasts, with this one. One that saturates lasts for ever.
     #[inline]
-    fn left(&self) -> Option<i64> {
+    fn lasts(&self) -> Option<i64> {
         self.until.known().map(|until| match (until, self.quota.anchor) {
             (MAX, _) => MAX,
             (_, Anchor::Calendar(calendar)) => calendar.windows_until(self.start, until),
@@ -311,7 +312,7 @@ impl<'a> Window<'a> {
     pub(crate) fn retry_at(&self, cost: u64, reserve: bool) -> Option<i64> {
         let (quota, until) = (self.quota, self.until.known());
         // Most counts end with their window, and then the key is new.
-        let ends = until == Some(self.end) || matches!(self.until, StateEnd::Shared(_));
+        let ends = until == Some(self.end) || matches!(self.until, StateEnd::Overflow(_));
         let fits = quota.limit > 0 && cost <= quota.capacity;
         if ends && fits { until } else { self.first_fit(cost, reserve) }
     }

@@ -56,7 +56,7 @@ pub(crate) struct LimitName(Option<&'static &'static str>);
 
 impl LimitName {
     /// Limits beyond the most have no name in decisions, and the log says so.
-    pub(crate) fn of(name: &str) -> Self {
+    pub(crate) fn interned(name: &str) -> Self {
         /// In some 5 MB.
         const MOST: usize = 65_535;
         static NAMES: Mutex<BTreeMap<&str, &&str>> = Mutex::new(BTreeMap::new());

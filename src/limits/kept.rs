@@ -63,7 +63,7 @@ impl From<KeptReceipt> for Receipt {
 }
 
 /// The version of the format, and the lines.
-type Written = (u8, Vec<WrittenLine>);
+type WrittenReceipt = (u8, Vec<WrittenLine>);
 
 /// The name, the quotas, whether they are not the limiter's, the key in hexadecimal, and the
 /// decision.
@@ -83,18 +83,18 @@ impl Serialize for KeptReceipt {
             Some((name, *account.quotas, line.own, key, decision.at(place)?.to_kept()))
         };
         let lines = lines.iter().enumerate().filter_map(write).collect();
-        Written::serialize(&(VERSION, lines), serializer)
+        WrittenReceipt::serialize(&(VERSION, lines), serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for KeptReceipt {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (version, written) = Written::deserialize(deserializer)?;
+        let (version, written) = WrittenReceipt::deserialize(deserializer)?;
         if version != VERSION {
             return Err(D::Error::custom("a receipt of another version of tower-fixed-window"));
         }
         let read = |(name, quotas, own, key, decision): WrittenLine| {
-            let limit_name = Scope::is_name(&name).then(|| LimitName::of(&name))?;
+            let limit_name = Scope::is_name(&name).then(|| LimitName::interned(&name))?;
             let decision = Decision::from_kept(limit_name, &quotas, &decision)?;
             let key = Key::from_encoded(&from_hex(&key)?)?;
             let account = Account::new(&Scope::named(&name), &quotas, &key).to_owned();

@@ -1,4 +1,4 @@
-//! Limits that may be a mistake, noticed when they are built.
+//! Settings and costs that may be a mistake: hints for the log.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -39,7 +39,7 @@ pub(crate) fn report<'a>(
 fn note(decision: &Decision, place: usize, (limiter, account, cost): ChargedLine<'_>) -> bool {
     if !decision.is_allowed() {
         if observe::ON {
-            note_refused(account, decision, place);
+            report_refused(account, decision, place);
         }
     } else if let Some(of) = decision.at(place) {
         note_passed(account.scope, cost, of.ready_at_ms().is_some());
@@ -59,7 +59,7 @@ pub(super) fn note_passed(scope: &Scope, tokens: u64, waits: bool) {
 
 /// The log has one event for a request: that of the line that governs.
 #[inline(never)]
-fn note_refused(account: Account<'_>, decision: &Decision, place: usize) {
+fn report_refused(account: Account<'_>, decision: &Decision, place: usize) {
     if decision.at(place).is_none_or(Decision::is_allowed) {
         return;
     }

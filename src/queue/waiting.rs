@@ -35,8 +35,8 @@ const MOST_COURTESY: Duration = Duration::from_millis(50);
 pub(super) struct Waiting {
     /// Boxed, so that the maps move pointers.
     requests: BTreeMap<u64, Box<Request>>,
-    /// Their charges are in flight.
-    asking: BTreeMap<u64, Box<Request>>,
+    /// Those whose charges are in flight.
+    in_flight: BTreeMap<u64, Box<Request>>,
     arrivals: u64,
     /// Of the requests in both maps.
     costs: Tokens,
@@ -235,7 +235,7 @@ impl Waiting {
                 if let Some(mut request) = self.requests.remove(&me) {
                     request.next_poll = now + SIGN_OF_LIFE;
                     visit.old_waker = request.waker.take();
-                    self.asking.insert(me, request);
+                    self.in_flight.insert(me, request);
                 }
                 self.wake_next(visit);
             }
@@ -257,7 +257,7 @@ impl Waiting {
         let now = visit.now;
         let next_poll = self.requests.first_key_value().map(|(_, first)| first.next_poll);
         let Some(by) = now.checked_sub(PATIENCE) else { return };
-        if self.asking.is_empty() && next_poll.is_none_or(|next_poll| next_poll > now) {
+        if self.in_flight.is_empty() && next_poll.is_none_or(|next_poll| next_poll > now) {
             return;
         }
         // If it is polled late itself, the runtime is slow.
@@ -277,8 +277,8 @@ impl Waiting {
             visit.wakers.extend(request.waker);
             passed = true;
         }
-        while let Some((&unpolled, _)) = self.asking.iter().find(|(_, of)| of.next_poll <= by)
-            && let Some(request) = self.asking.remove(&unpolled)
+        while let Some((&unpolled, _)) = self.in_flight.iter().find(|(_, of)| of.next_poll <= by)
+            && let Some(request) = self.in_flight.remove(&unpolled)
         {
             self.subtract(&request);
         }
@@ -305,7 +305,7 @@ impl Waiting {
         self.have_to_wait += u64::from(has_to_wait);
         let (claim, next_poll, waker) = (claim.clone(), now, None);
         self.requests.insert(me, Box::new(Request { claim, next_poll, has_to_wait, waker }));
-        self.lose_last(visit);
+        self.turn_away_last(visit);
     }
 
     /// `None`: the request is not among those that wait.
@@ -337,18 +337,18 @@ impl Waiting {
         }
         let soon = now + SIGN_OF_LIFE;
         let until = match self.due(claim, visit) {
-            Some(due) if due <= now && self.asking.len() < MAX_CHARGES => {
+            Some(due) if due <= now && self.in_flight.len() < MAX_CHARGES => {
                 return Some((Turn::Ask, soon.min(last)));
             }
             Some(due) if due <= now => soon,
             due => {
-                self.judge(visit);
+                self.make_wait(visit);
                 if !self.requests.contains_key(&me) {
                     return Some((self.refusal(me, claim, now), now));
                 }
                 let due = due.unwrap_or(last);
                 // Requests in flight may not be polled any more.
-                if self.asking.is_empty() { due } else { due.min(soon) }
+                if self.in_flight.is_empty() { due } else { due.min(soon) }
             }
         };
         Some((Turn::Wait, until.min(last)))
@@ -360,11 +360,11 @@ impl Waiting {
         let tokens = self.in_flight_and(&head.cost);
         let Some(answer) = self.answer.as_ref().filter(|answer| answer.is_of(&head.terms)) else {
             // Without an answer, as many ask as a new window has room for.
-            let asks = self.asking.is_empty() || tokens.can_be_granted(&head.terms);
+            let asks = self.in_flight.is_empty() || tokens.can_be_granted(&head.terms);
             return Some(if asks { now } else { now + SIGN_OF_LIFE });
         };
         let mut due = answer.due(&tokens);
-        if self.asking.is_empty() {
+        if self.in_flight.is_empty() {
             let again = answer.sent + self.pause;
             // Not if those behind it are due before its answer: they would overtake it.
             due = due.filter(|due| *due < again + answer.took * 2).or(Some(again));
@@ -401,7 +401,7 @@ impl Waiting {
         if let Some(decision) = decision {
             self.note_answer(claim, sent, decision, visit);
         }
-        match self.asking.remove(&me) {
+        match self.in_flight.remove(&me) {
             Some(request) if waits => _ = self.requests.insert(me, request),
             Some(request) => self.leave(&request, visit),
             None => {}
@@ -432,10 +432,10 @@ impl Waiting {
     }
 
     /// The head is not due, so that all those behind it have to wait.
-    fn judge(&mut self, visit: &mut Visit<'_>) {
+    fn make_wait(&mut self, visit: &mut Visit<'_>) {
         let mut tokens = self.in_flight_and(&Tokens::default());
         // Some may not have been told to wait, by an answer that had room or for lack of one.
-        let all = (self.requests.len() + self.asking.len()) as u64;
+        let all = (self.requests.len() + self.in_flight.len()) as u64;
         let Some(answer) = self.answer.as_ref().filter(|_| self.have_to_wait < all) else { return };
         let mut late = Vec::new();
         for (number, request) in &mut self.requests {
@@ -450,21 +450,21 @@ impl Waiting {
                 }
             }
         }
-        late.into_iter().for_each(|number| self.lose(number, visit));
-        self.lose_last(visit);
+        late.into_iter().for_each(|number| self.turn_away(number, visit));
+        self.turn_away_last(visit);
     }
 
     /// If more wait than may, since others wait again.
-    fn lose_last(&mut self, visit: &mut Visit<'_>) {
+    fn turn_away_last(&mut self, visit: &mut Visit<'_>) {
         while self.have_to_wait > visit.queue.most
             && let Some((&last, _)) = self.requests.iter().rfind(|(_, one)| one.has_to_wait)
         {
-            self.lose(last, visit);
+            self.turn_away(last, visit);
         }
     }
 
     /// The request finds out when it is polled.
-    fn lose(&mut self, number: u64, visit: &mut Visit<'_>) {
+    fn turn_away(&mut self, number: u64, visit: &mut Visit<'_>) {
         if let Some(request) = self.requests.remove(&number) {
             self.subtract(&request);
             visit.wakers.extend(request.waker);
@@ -472,13 +472,13 @@ impl Waiting {
     }
 
     pub(super) fn note_polled(&mut self, me: u64, next_poll: Instant) {
-        if let Some(request) = self.asking.get_mut(&me) {
+        if let Some(request) = self.in_flight.get_mut(&me) {
             request.next_poll = next_poll;
         }
     }
 
     pub(super) fn remove(&mut self, me: u64, visit: &mut Visit<'_>) {
-        let asked = self.asking.remove(&me);
+        let asked = self.in_flight.remove(&me);
         if asked.is_some() {
             // Its tokens are refunded: the last refusal may be by them.
             self.pause = Duration::ZERO;
@@ -514,7 +514,7 @@ impl Waiting {
 
     fn in_flight_and(&self, cost: &Tokens) -> Tokens {
         let mut tokens = cost.clone();
-        self.asking.values().for_each(|request| tokens.add(&request.claim.cost));
+        self.in_flight.values().for_each(|request| tokens.add(&request.claim.cost));
         tokens
     }
 

@@ -10,7 +10,7 @@ use super::zone::Zone;
 
 const DAY: i64 = super::DAY_MS as i64;
 /// The last instant (S11).
-const MAX: i64 = (1 << 53) - 1;
+const MAX: i64 = super::Quota::MAX_TOKENS as i64;
 /// 9999-12-31, the last day that windows begin on, in days since the epoch.
 const LAST_DAY: i64 = 2_932_896;
 /// How far a boundary may be from where another edition of the zone data has it: 6 hours.
@@ -146,18 +146,18 @@ impl Calendar {
     pub(crate) fn number_from(self, start: i64) -> i64 {
         // At the end of short months, boundaries from the 30th and from the 31st are a day apart.
         let most = if self.period == Period::Day { MOST_MOVED } else { MOST_MOVED + DAY };
-        self.starting(start).unwrap_or_else(|| self.number(start.saturating_add(most)))
+        self.beginning_at(start).unwrap_or_else(|| self.number(start.saturating_add(most)))
     }
 
     /// From a boundary on. A part of a window before `to` counts as one.
     pub(crate) fn windows_until(self, from: i64, to: i64) -> i64 {
-        let end = self.starting(to);
+        let end = self.beginning_at(to);
         let end = end.unwrap_or_else(|| self.number(to.saturating_sub(MOST_MOVED)) + 1);
         end - self.number_from(from)
     }
 
     /// Exactly, since a window can be shorter than a boundary moves: where a zone skipped a day.
-    fn starting(self, start: i64) -> Option<i64> {
+    fn beginning_at(self, start: i64) -> Option<i64> {
         let number = self.number(start);
         (self.start_of(number) == start).then_some(number)
     }
@@ -166,7 +166,7 @@ impl Calendar {
     /// and the state lasts no longer than the window.
     pub(crate) fn only_end(self, start: i64, until: i64) -> Option<i64> {
         let most = self.period.max_days() as i64 * DAY + 2 * MOST_MOVED;
-        let is_ours = || self.starting(start).is_some() && self.starting(until).is_some();
+        let is_ours = || self.beginning_at(start).is_some() && self.beginning_at(until).is_some();
         let is_theirs = until.saturating_sub(start) <= most
             && !is_ours()
             && self.windows_until(start, until) == 1;

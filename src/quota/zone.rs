@@ -63,11 +63,11 @@ impl Zone {
         if let Some(zone) = loaded.get(&*found_by) {
             return Ok(Self(Some(zone)));
         }
-        // The names in the database bound the leak.
         // Counters that outlive the process are found by this number.
         let id = (fnv_1a(FNV_1A, spelled.bytes()) >> 24) + 1;
         let skipped = find_skipped_days(&rules);
         let recent = RecentWindows::new();
+        // The names in the database bound the leak.
         let zone: &LoadedZone =
             Box::leak(Box::new(LoadedZone { id, name: spelled, rules, skipped, recent }));
         loaded.insert(found_by.leak(), zone);
@@ -149,33 +149,33 @@ impl fmt::Debug for Zone {
     }
 }
 
-/// The last window of each kind that was looked up, so that boundaries are not computed for each
+/// The last window of each index that was looked up, so that boundaries are not computed for each
 /// request.
-pub(super) struct RecentWindows([AtomicU64; RecentWindows::KINDS]);
+pub(super) struct RecentWindows([AtomicU64; RecentWindows::COUNT]);
 
 impl RecentWindows {
-    pub(super) const KINDS: usize = 1 + 7 + 31 + 12 * 31;
+    pub(super) const COUNT: usize = 1 + 7 + 31 + 12 * 31;
     /// Start and length in seconds share one number, so that both are of the same window. No window
     /// has 2^25 seconds, and the year 9999 ends before 2^38.
     const LENGTH: u32 = 25;
 
     const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; Self::KINDS])
+        Self([const { AtomicU64::new(0) }; Self::COUNT])
     }
 
     /// The last window in milliseconds; both are 0 if there was none.
     #[inline]
-    pub(super) fn get(&self, kind: usize) -> (i64, i64) {
-        let seen = self.0[kind].load(Ordering::Relaxed);
+    pub(super) fn get(&self, index: usize) -> (i64, i64) {
+        let seen = self.0[index].load(Ordering::Relaxed);
         let start = (seen >> Self::LENGTH) as i64 * 1_000;
         (start, start + (seen & ((1 << Self::LENGTH) - 1)) as i64 * 1_000)
     }
 
-    pub(super) fn set(&self, kind: usize, start: i64, end: i64) {
+    pub(super) fn set(&self, index: usize, start: i64, end: i64) {
         let (start, length) = (start / 1_000, (end - start) / 1_000);
         if (0..1 << (64 - Self::LENGTH)).contains(&start) && length < 1 << Self::LENGTH {
             let seen = (start as u64) << Self::LENGTH | length as u64;
-            self.0[kind].store(seen, Ordering::Relaxed);
+            self.0[index].store(seen, Ordering::Relaxed);
         }
     }
 }

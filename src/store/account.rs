@@ -192,7 +192,7 @@ impl Scope {
 
     fn new(name: &str, id: ScopeId) -> Self {
         let observed = Observed { name: name.into(), meters: Meters::default() };
-        Self(Arc::new(Named { observed, limit_name: LimitName::of(name), id }))
+        Self(Arc::new(Named { observed, limit_name: LimitName::interned(name), id }))
     }
 
     #[cfg(feature = "tokio")]

@@ -15,12 +15,12 @@ use crate::sync::{self, Mutex};
 /// that makes up windows as it goes has more, which are not noted.
 const MAX_OF_A_SCOPE: usize = 64;
 const MAX_OF_ALL: usize = 1_024;
-/// The number of marks, and how many are searched for a counter's.
+/// The number of marks, and how many are searched for a quota's.
 const MARKS: usize = 64;
 const PROBES: usize = 4;
 
 pub(super) struct ChargedQuotas {
-    /// Hashes of noted counters, so that most charges need no lock.
+    /// Hashes of noted quotas, so that most charges need no lock.
     marks: [AtomicU64; MARKS],
     /// Names of scopes and windows may be chosen for equal marks.
     secrets: [u64; 2],
@@ -48,13 +48,13 @@ impl ChargedQuotas {
         let ([low, high], [first, second]) = (scope.id(), self.secrets);
         let mark = mix([low ^ first, high ^ second], quota.identity()).max(1);
         if self.cells(mark).all(|cell| cell.load(Ordering::Relaxed) != mark) {
-            self.add_counter(scope, quota, mark);
+            self.add_quota(scope, quota, mark);
         }
     }
 
     #[cold]
-    fn add_counter(&self, scope: &Scope, quota: &Quota, mark: u64) {
-        if !sync::lock(&self.noted).add_counter(scope.id(), quota) {
+    fn add_quota(&self, scope: &Scope, quota: &Quota, mark: u64) {
+        if !sync::lock(&self.noted).add(scope.id(), quota) {
             return;
         }
         let free = self.cells(mark).find(|cell| cell.load(Ordering::Relaxed) == 0);
@@ -68,7 +68,7 @@ impl ChargedQuotas {
         (0..PROBES).map(move |i| &self.marks[(first + i) % MARKS])
     }
 
-    /// The flag says that these counters are all.
+    /// The flag says that these quotas are all.
     pub(super) fn look_at<T>(&self, scope: &Scope, look: impl FnOnce(&[Quota], bool) -> T) -> T {
         let noted = sync::lock(&self.noted);
         match noted.scopes.get(&scope.id()) {
@@ -80,7 +80,7 @@ impl ChargedQuotas {
 
 impl NotedScopes {
     /// Returns `false` if there are too many.
-    pub(super) fn add_counter(&mut self, scope: ScopeId, quota: &Quota) -> bool {
+    pub(super) fn add(&mut self, scope: ScopeId, quota: &Quota) -> bool {
         let room = self.count < MAX_OF_ALL;
         if !room && !self.scopes.contains_key(&scope) {
             self.others = true;

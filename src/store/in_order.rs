@@ -14,7 +14,7 @@ use crate::decision::Decision;
 use crate::sync::Instant;
 
 #[inline(never)]
-pub(super) fn charge_lines(store: &Arc<dyn Store>, charge: Charge<'_>) -> Reply<Decision> {
+pub(super) fn charge_in_order(store: &Arc<dyn Store>, charge: Charge<'_>) -> Reply<Decision> {
     let in_order = |store, charge| async move { SequentialCharge::new(store, charge).run().await };
     if !store.charges_together() {
         let known = store.remote().and_then(|remote| remote.caller.look_up(&charge).ok());
@@ -66,7 +66,7 @@ impl SequentialCharge {
                 && self.passed.iter().any(|passed| passed.as_ref().is_none_or(Decision::is_local))
                 && let Some(remote) = self.store.remote()
             {
-                remote.caller.count_no_answer_without();
+                remote.caller.uncount_answer();
             }
             match answer {
                 Ok(decision) if decision.is_allowed() => self.passed.push(Some(decision)),

@@ -103,7 +103,7 @@ pub(crate) struct Memory {
     number: u64,
     shards: Sharded<ShardLock>,
     buckets: usize,
-    counters: ChargedQuotas,
+    charged: ChargedQuotas,
     windows: SavedWindows,
     time: Time,
     max_keys: usize,
@@ -154,23 +154,23 @@ impl MemoryStore {
     /// for the lock, another may have given a key's entry to a new key. By the older reading, this
     /// key's window would still run, with nothing counted.
     #[inline(always)]
-    fn enter<const L: usize>(&self, now: Reading, locked: &mut LockedShards<'_, L>) -> Reading {
-        locked.enter(now).unwrap_or_else(|| self.now_again(locked))
+    fn advance<const L: usize>(&self, now: Reading, locked: &mut LockedShards<'_, L>) -> Reading {
+        locked.advance(now).unwrap_or_else(|| self.now_again(locked))
     }
 
     #[cold]
     fn now_again<const L: usize>(&self, locked: &mut LockedShards<'_, L>) -> Reading {
         let now = self.memory.time.now();
-        locked.shards().for_each(|shard| self.go_by(now, shard));
+        locked.shards().for_each(|shard| self.adopt_time(now, shard));
         now
     }
 
     /// Where the clock has stepped back, all shards follow: what was counted ahead ends a window
     /// from now also where no key is charged until then.
-    fn go_by(&self, now: Reading, shard: &mut Shard) {
+    fn adopt_time(&self, now: Reading, shard: &mut Shard) {
         if shard.is_unallocated() {
             shard.allocate(now.at, self.memory.buckets);
-        } else if shard.enter(now).is_none() {
+        } else if shard.advance(now).is_none() {
             shard.step_back(now.at);
             // To wait for one here could wait for ever. Its next charge notices by itself.
             let free = self.memory.shards.iter().filter_map(ShardLock::try_lock);
@@ -184,9 +184,9 @@ impl MemoryStore {
     fn find(&self, scope: &Scope, key: &Key) -> (i64, LockedShards<'_, 1>) {
         let now = self.memory.time.now();
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
-        let home = Home { hash, scope: self.memory.shards.secret(scope) };
+        let home = Home { hash, secret: self.memory.shards.secret(scope) };
         let mut locked = LockedShards::one(shard.lock(), home);
-        (self.enter(now, &mut locked).at, locked)
+        (self.advance(now, &mut locked).at, locked)
     }
 }
 
@@ -224,7 +224,7 @@ impl Store for MemoryStore {
                 if matches!(place, CountedIn::None) {
                     answer = Err(StoreError::new("the store is full, and can't count a true cost"));
                 } else if !own {
-                    self.memory.counters.note(scope, quota);
+                    self.memory.charged.note(scope, quota);
                 }
                 shard.write(now, place, state);
             }
@@ -236,9 +236,9 @@ impl Store for MemoryStore {
     fn reset(&self, scope: &Scope, key: &Key) -> Reply<()> {
         let (now, mut locked) = self.find(scope, key);
         let (home, shard) = (locked.homes[0], locked.shard_of(0));
-        self.memory.counters.look_at(scope, |counters, all| {
+        self.memory.charged.look_at(scope, |charged, all| {
             let mut own = true;
-            for quotas in counters.iter().map(|quota| Quotas::from(*quota)) {
+            for quotas in charged.iter().map(|quota| Quotas::from(*quota)) {
                 own &= shard.clear_count(now, &Account::new(scope, &quotas, key), &home);
             }
             Reply::from(match (all, own) {

@@ -366,7 +366,7 @@ impl Caller {
     }
 
     /// Takes a count of [`stand_in`](Self::stand_in) back.
-    pub(super) fn count_no_answer_without(&self) {
+    pub(super) fn uncount_answer(&self) {
         self.outage.count_answers_without(-1);
     }
 

@@ -306,7 +306,7 @@ impl<C: Counters> SharedTable<C> {
         mut batch: Vec<WaitingQuestion>,
     ) -> (Vec<WaitingQuestion>, Option<Duration>) {
         let mut again = Vec::new();
-        let mut step = Step::of(batch.iter().map(|waiting| &waiting.asked));
+        let mut step = Step::from_asked(batch.iter().map(|waiting| &waiting.asked));
         let mut wanted = are_wanted(&batch);
         let started = Instant::now();
         let states = sync::lock(recent).recall(&batch, &step);
@@ -381,7 +381,7 @@ impl<C: Counters> SharedTable<C> {
                 return (again, took);
             };
             batch = lost_again;
-            step = Step::of(batch.iter().map(|waiting| &waiting.asked));
+            step = Step::from_asked(batch.iter().map(|waiting| &waiting.asked));
             let place = |of: &CounterId| lost.iter().position(|other| other == of);
             had = step.counters.iter().map(|of| states[place(of)?]).collect();
             now = later;

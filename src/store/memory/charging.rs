@@ -22,7 +22,7 @@ use crate::window::Window;
 /// is locked at this time, found by this hash.
 pub(crate) type Undecided<'s> = Option<(Reading, MutexGuard<'s, Shard>, u64)>;
 
-pub(super) type Found<'a, const Q: usize> = ([CountedIn; Q], [Window<'a>; Q]);
+pub(super) type Located<'a, const Q: usize> = ([CountedIn; Q], [Window<'a>; Q]);
 
 impl MemoryStore {
     /// The ruling of a usual charge stays in registers until its decision is made where the reply
@@ -60,13 +60,13 @@ impl MemoryStore {
     }
 
     #[inline(never)]
-    fn charge_specially(&self, charge: Charge<'_>) -> Reply<Decision> {
+    fn charge_single(&self, charge: Charge<'_>) -> Reply<Decision> {
         let Account { scope, key, .. } = charge.account();
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
         self.charge_locked(charge, self.time_for(&charge), shard.lock(), hash)
     }
 
-    /// A request that waits for a window counts the time until it ends.
+    /// A reservation tells a wait, which needs the exact time.
     #[inline(always)]
     fn time_for(&self, charge: &Charge<'_>) -> Reading {
         let time = &self.memory.time;
@@ -81,17 +81,17 @@ impl MemoryStore {
         shard: MutexGuard<'_, Shard>,
         hash: u64,
     ) -> Reply<Decision> {
-        let home = Home { hash, scope: self.memory.shards.secret(charge.account().scope) };
+        let home = Home { hash, secret: self.memory.shards.secret(charge.account().scope) };
         let mut locked = LockedShards::one(shard, home);
-        let now = self.enter(now, &mut locked);
+        let now = self.advance(now, &mut locked);
         let (account, cost) = charge.line_at(0);
         if charge.is_plain()
             && let Some((ruling, is_new)) =
                 locked.shard_of(0).charge_first(now, &account, &home, cost)
         {
             if is_new {
-                // Under the lock, so that a reset or a save that finds the entry finds its counter.
-                self.memory.counters.note(account.scope, account.quotas.first());
+                // Under the lock, so that a reset or a save that finds the entry finds its quota.
+                self.memory.charged.note(account.scope, account.quotas.first());
             }
             return Reply::now(ruling.into_decision(account.label()));
         }
@@ -103,21 +103,21 @@ impl MemoryStore {
     fn charge_lines(&self, charge: Charge<'_>) -> Reply<Decision> {
         const ALL: usize = Quotas::MAX;
         match (charge.len(), charge.account().quotas.len()) {
-            (1, 1) => self.charge_specially(charge),
-            (1, 2) => self.charge_running::<1, 2, 2>(charge),
-            (1, 3) => self.charge_running::<1, 3, 3>(charge),
-            (1, _) => self.charge_running::<1, ALL, ALL>(charge),
-            (2, _) => self.charge_running::<2, 1, ALL>(charge),
-            (3, _) => self.charge_running::<3, 1, ALL>(charge),
-            (4, _) => self.charge_running::<4, 1, ALL>(charge),
-            _ => self.charge_running::<MAX_LIMITS, 1, ALL>(charge),
+            (1, 1) => self.charge_single(charge),
+            (1, 2) => self.charge_several::<1, 2, 2>(charge),
+            (1, 3) => self.charge_several::<1, 3, 3>(charge),
+            (1, _) => self.charge_several::<1, ALL, ALL>(charge),
+            (2, _) => self.charge_several::<2, 1, ALL>(charge),
+            (3, _) => self.charge_several::<3, 1, ALL>(charge),
+            (4, _) => self.charge_several::<4, 1, ALL>(charge),
+            _ => self.charge_several::<MAX_LIMITS, 1, ALL>(charge),
         }
     }
 
     /// Decides a charge of `L` lines, or up to [`MAX_LIMITS`] if `L` is that: at once if each is of
     /// `R` quotas whose windows run, otherwise as lines of up to `Q` quotas.
     #[inline(never)]
-    fn charge_running<const L: usize, const R: usize, const Q: usize>(
+    fn charge_several<const L: usize, const R: usize, const Q: usize>(
         &self,
         charge: Charge<'_>,
     ) -> Reply<Decision> {
@@ -127,9 +127,9 @@ impl MemoryStore {
         let lines = &lines[..len];
         let mut locked = LockedShards::<L>::none();
         locked.lock(&self.memory.shards, lines);
-        let now = self.enter(self.time_for(&charge), &mut locked);
+        let now = self.advance(self.time_for(&charge), &mut locked);
         if charge.is_plain()
-            && let Some(decision) = locked.charge_running::<R>(now, lines)
+            && let Some(decision) = locked.charge_all_running::<R>(now, lines)
         {
             return Reply::now(decision);
         }
@@ -158,7 +158,7 @@ impl MemoryStore {
         let now = now.at;
         let windows = (0..lines.len()).map(|i| {
             let (places, windows) = &found[i];
-            line_windows(lines[i], windows, shared(places))
+            line_windows(lines[i], windows, overflow_bits(places))
         });
         let mut taken = [false; L];
         let decision = Decision::over_lines::<Q>(now, charge.ask, windows, |i, takes, states| {
@@ -172,7 +172,7 @@ impl MemoryStore {
                     // A refused line writes only to its own entry: another line may take the free
                     // place.
                     CountedIn::Free(_) | CountedIn::Inheriting(_) if !takes => continue,
-                    _ => self.memory.counters.note(account.scope, quota),
+                    _ => self.memory.charged.note(account.scope, quota),
                 }
                 shard.write(now, *place, state);
             }
@@ -189,7 +189,7 @@ impl MemoryStore {
         &self,
         now: i64,
         lines: &[ChargeLine<'_>],
-        found: &[Found<'_, Q>; L],
+        found: &[Located<'_, Q>; L],
         taken: [bool; L],
         mut locked: LockedShards<'_, L>,
     ) {
@@ -218,7 +218,7 @@ impl MemoryStore {
     }
 }
 
-fn shared(places: &[CountedIn]) -> u8 {
-    let shared = places.iter().map(|place| u8::from(matches!(place, CountedIn::Shared(..))));
-    shared.rev().fold(0, |bits, bit| bits << 1 | bit)
+fn overflow_bits(places: &[CountedIn]) -> u8 {
+    let overflows = places.iter().map(|place| u8::from(matches!(place, CountedIn::Overflow(..))));
+    overflows.rev().fold(0, |bits, bit| bits << 1 | bit)
 }

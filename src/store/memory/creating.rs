@@ -29,10 +29,10 @@ impl MemoryStore {
             "a store of no keys can't count: write MemoryStore::with_max_keys(100_000)"
         );
         let (shards, buckets) = shares(max_keys);
-        Self::of(Memory {
+        Self::around(Memory {
             shards: Sharded::new(shards),
             buckets,
-            counters: NotedScopes::default().into(),
+            charged: NotedScopes::default().into(),
             windows: SavedWindows::default(),
             time: Time::system(),
             max_keys,
@@ -58,7 +58,7 @@ impl MemoryStore {
         self
     }
 
-    pub(super) fn of(memory: Memory) -> Self {
+    pub(super) fn around(memory: Memory) -> Self {
         Self {
             memory: Arc::new(memory),
             #[cfg(feature = "saved")]

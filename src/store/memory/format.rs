@@ -59,8 +59,8 @@ pub(super) fn write(memory: &Memory, seed: u64, out: &mut impl Write) -> io::Res
         flush(&mut bytes)?;
     }
     // After the entries, so that each copied entry's counter is among these.
-    let counters = sync::lock(&memory.counters.noted).clone();
-    write_counters(&counters, &memory.windows, (starts, now), &mut bytes);
+    let charged = sync::lock(&memory.charged.noted).clone();
+    write_charged(&charged, &memory.windows, (starts, now), &mut bytes);
     let content = flush(&mut bytes)?;
     put(&mut bytes, [now as u64]);
     let sum = flush(&mut bytes)?;
@@ -85,7 +85,7 @@ fn write_table(table: &[Bucket], now: i64, starts: &mut (i64, i64), bytes: &mut 
     }
 }
 
-fn write_counters(
+fn write_charged(
     NotedScopes { scopes, others, .. }: &NotedScopes,
     saved: &SavedWindows,
     ((first, last), now): ((i64, i64), i64),
@@ -148,13 +148,13 @@ pub(super) fn read(bytes: &[u8], memory: &mut Memory, now: i64) -> io::Result<(u
     }
     // A table that holds more than this store is made for keeps its size.
     let buckets = shards.iter().map(Shard::needed_buckets).fold(max_buckets, usize::max);
-    let (counters, windows) = input.counters()?;
+    let (charged, windows) = input.charged()?;
     let at = input.number()?;
     if !input.0.is_empty() {
         return Err(broken("it ends too late"));
     }
     memory.shards = Sharded::seeded(shards.into_iter().map(ShardLock::from), seed);
-    (memory.buckets, memory.counters, memory.windows) = (buckets, counters.into(), windows);
+    (memory.buckets, memory.charged, memory.windows) = (buckets, charged.into(), windows);
     Ok((seed, at))
 }
 
@@ -203,7 +203,7 @@ impl Input<'_> {
         Ok(buckets)
     }
 
-    fn counters(&mut self) -> io::Result<(NotedScopes, SavedWindows)> {
+    fn charged(&mut self) -> io::Result<(NotedScopes, SavedWindows)> {
         let (mut noted, mut windows) = (NotedScopes::default(), SavedWindows::default());
         noted.others = self.u64()? > 0;
         for _ in 0..self.u64()? {
@@ -220,7 +220,7 @@ impl Input<'_> {
                     }
                 }
                 match quota {
-                    Some(quota) => _ = noted.add_counter(scope, &quota),
+                    Some(quota) => _ = noted.add(scope, &quota),
                     None => others = true,
                 }
             }

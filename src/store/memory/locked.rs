@@ -5,7 +5,7 @@ use std::{array, mem, ptr};
 use super::super::charge::ChargeLine;
 use super::super::sharded::Sharded;
 use super::super::table::Slot;
-use super::charging::Found;
+use super::charging::Located;
 use super::last_refused::LastRefused;
 use super::shard::{CountedIn, Home, Shard};
 use super::time::{Reading, Time};
@@ -71,7 +71,7 @@ impl ShardLock {
         cost: u64,
     ) -> Result<Ruling, MutexGuard<'_, Shard>> {
         let mut shard = sync::lock(&self.shard);
-        let charged = shard.enter(now).and_then(|entered| {
+        let charged = shard.advance(now).and_then(|entered| {
             Some((entered, shard.charge_running(entered, quota, fingerprint, cost)?))
         });
         let Some((entered, (ruling, state))) = charged else {
@@ -119,7 +119,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
     /// No keys, and no locks.
     #[inline(always)]
     pub(super) fn none() -> Self {
-        let homes = [Home { hash: 0, scope: 0 }; L];
+        let homes = [Home { hash: 0, secret: 0 }; L];
         Self { homes, lock: [0; L], len: 0, shards: [const { None }; L] }
     }
 
@@ -131,7 +131,7 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         for (i, (account, _)) in lines[..self.len].iter().enumerate() {
             let scope = account.scope;
             let (shard, hash) = all.shard_of(scope, account.key);
-            (shards[i], self.homes[i]) = (Some(shard), Home { hash, scope: all.secret(scope) });
+            (shards[i], self.homes[i]) = (Some(shard), Home { hash, secret: all.secret(scope) });
         }
         // A thread that has locked a shard locks only later ones. They lie in a row, so that their
         // addresses tell.
@@ -161,16 +161,16 @@ impl<'s, const L: usize> LockedShards<'s, L> {
 
     /// Not before the latest of any.
     #[inline(always)]
-    pub(super) fn enter(&mut self, now: Reading) -> Option<Reading> {
-        let all = self.shards().try_fold(now, |now, shard| shard.enter(now))?;
+    pub(super) fn advance(&mut self, now: Reading) -> Option<Reading> {
+        let all = self.shards().try_fold(now, |now, shard| shard.advance(now))?;
         if L > 1 && all.at > now.at {
-            self.shards().for_each(|shard| _ = shard.enter(all));
+            self.shards().for_each(|shard| _ = shard.advance(all));
         }
         Some(all)
     }
 
     #[inline(always)]
-    pub(super) fn charge_running<const Q: usize>(
+    pub(super) fn charge_all_running<const Q: usize>(
         &mut self,
         now: Reading,
         lines: &[ChargeLine<'_>],
@@ -221,13 +221,13 @@ impl<'s, const L: usize> LockedShards<'s, L> {
         now: i64,
         lines: &[ChargeLine<'a>],
         saved: &SavedWindows,
-    ) -> [Found<'a, Q>; L] {
+    ) -> [Located<'a, Q>; L] {
         let mut order: [usize; L] = array::from_fn(|line| line);
         // Within a shard, a line that takes nothing comes last: otherwise it could be given a place
         // in which another line then does not find its own entry.
         order[..self.len].sort_by_key(|line| (self.lock[*line], lines[*line].1 == 0));
         loop {
-            let mut found: Option<[Found<'a, Q>; L]> = None;
+            let mut found: Option<[Located<'a, Q>; L]> = None;
             let mut places = [[CountedIn::None; Q]; L];
             let (mut first, mut grew, mut lock) = (0, false, 0);
             for at in 0..self.len {

@@ -113,7 +113,7 @@ impl MemoryStore {
             memory.shards = Sharded::seeded(empty, seed);
             seed
         });
-        let mut store = Self::of(memory);
+        let mut store = Self::around(memory);
         let memory = Arc::clone(&store.memory);
         let save = move || file.replace(|out| format::write(&memory, seed, out));
         store.saver = Some(Arc::new(Saver::start(name, every, save)?));
@@ -153,14 +153,14 @@ impl MemoryStore {
 }
 
 pub(super) struct Saver {
-    requests: Option<Sender<Request>>,
+    requests: Option<Sender<SaveRequest>>,
     thread: Option<JoinHandle<()>>,
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(super) saves: Arc<Saves>,
 }
 
 /// A request for a save, with where to send its result.
-type Request = Sender<io::Result<()>>;
+type SaveRequest = Sender<io::Result<()>>;
 
 impl Saver {
     /// `save` returns how many bytes it has written. Failures are logged when they begin and when
@@ -194,7 +194,7 @@ impl Saver {
             }
             saved.map(drop)
         };
-        let (requests, received) = mpsc::channel::<Request>();
+        let (requests, received) = mpsc::channel::<SaveRequest>();
         let thread = thread::Builder::new().name("tfw-counts".into()).spawn(move || {
             loop {
                 match received.recv_timeout(every) {

@@ -42,7 +42,7 @@ pub(super) enum CountedIn {
     /// A free entry, which starts with the count that the key has shared so far.
     Inheriting(Slot),
     /// It lasts at least until this time once it is charged.
-    Shared(Slot, i64),
+    Overflow(Slot, i64),
     None,
 }
 
@@ -52,7 +52,7 @@ impl CountedIn {
         match self {
             Self::Own(_) | Self::Free(_) => true,
             Self::Inheriting(_) => written,
-            Self::Shared(..) | Self::None => false,
+            Self::Overflow(..) | Self::None => false,
         }
     }
 }
@@ -60,8 +60,7 @@ impl CountedIn {
 #[derive(Clone, Copy)]
 pub(super) struct Home {
     pub(super) hash: u64,
-    /// The store's secret for it.
-    pub(super) scope: u64,
+    pub(super) secret: u64,
 }
 
 impl Home {
@@ -70,9 +69,9 @@ impl Home {
         fingerprint(self.hash, quota)
     }
 
-    fn shared_fingerprint(&self, quota: &Quota, entries: usize) -> u64 {
+    fn overflow_fingerprint(&self, quota: &Quota, entries: usize) -> u64 {
         let shares = (entries as u64 / OVERFLOW_SHARE).max(1);
-        let secret = fmix64(self.hash % shares) ^ self.scope;
+        let secret = fmix64(self.hash % shares) ^ self.secret;
         mix([secret, secret.rotate_left(32)], quota.identity()).max(1)
     }
 }
@@ -91,7 +90,7 @@ impl Shard {
     /// Returns the shard's time from now on: not before the latest, if both may be the same
     /// instant. `None` if the clock has stepped back, or if there are no tables yet.
     #[inline(always)]
-    pub(super) fn enter(&mut self, now: Reading) -> Option<Reading> {
+    pub(super) fn advance(&mut self, now: Reading) -> Option<Reading> {
         let now = now.not_before(self.latest)?;
         self.latest = now.at;
         Some(now)
@@ -107,7 +106,7 @@ impl Shard {
         self.prepare_overflow();
     }
 
-    /// The clock may have been years ahead: shared entries are pulled back, so that their keys
+    /// The clock may have been years ahead: overflow entries are pulled back, so that their keys
     /// don't wait that long.
     pub(super) fn step_back(&mut self, now: i64) {
         (self.latest, self.stepped_back_at) = (now, now);
@@ -167,7 +166,7 @@ impl Shard {
                 CountedIn::Own(other) | CountedIn::Free(other) | CountedIn::Inheriting(other) => {
                     slot.is(other)
                 }
-                CountedIn::Shared(..) | CountedIn::None => false,
+                CountedIn::Overflow(..) | CountedIn::None => false,
             })
         };
         let free = match self.table.find(home.fingerprint(quota), now, taken) {
@@ -191,7 +190,7 @@ impl Shard {
             Some(slot) if now >= self.overflow_until => {
                 (CountedIn::Free(slot), account.window(now, quota, None))
             }
-            Some(slot) => self.locate_shared(now, account, quota, home, Some(slot), others),
+            Some(slot) => self.locate_overflow(now, account, quota, home, Some(slot), others),
             None if others.is_empty() && self.grow(now) => {
                 self.locate(now, account, quota, home, saved, others)
             }
@@ -200,12 +199,12 @@ impl Shard {
             None if self.pull_back_around(home.fingerprint(quota), now) => {
                 self.locate(now, account, quota, home, saved, others)
             }
-            None => self.locate_shared(now, account, quota, home, None, others),
+            None => self.locate_overflow(now, account, quota, home, None, others),
         }
     }
 
     #[cold]
-    fn locate_shared<'a>(
+    fn locate_overflow<'a>(
         &self,
         now: i64,
         account: &Account<'a>,
@@ -215,24 +214,24 @@ impl Shard {
         others: &[CountedIn],
     ) -> (CountedIn, Window<'a>) {
         let taken = |slot: &Slot| {
-            others.iter().any(|other| matches!(other, CountedIn::Shared(s, _) if s.is(slot)))
+            others.iter().any(|other| matches!(other, CountedIn::Overflow(s, _) if s.is(slot)))
         };
-        let shared = self.find_shared(now, quota, home, taken);
-        let count = match shared {
+        let overflow = self.find_overflow(now, quota, home, taken);
+        let count = match overflow {
             Found::Entry(slot) => Some(state(self.overflow.get(slot))),
             _ => None,
         };
         let count = count.filter(|count| now < count.until);
         let window = match count {
-            Some(count) => Window::shared(now, count, quota, account.shift(quota)),
+            Some(count) => Window::in_overflow(now, count, quota, account.shift(quota)),
             None => account.window(now, quota, None),
         };
-        match (free, shared) {
-            // The key gets an entry of its own, with the shared count.
+        match (free, overflow) {
+            // The key gets an entry of its own, with the count of the overflow.
             (Some(slot), _) if count.is_some() => (CountedIn::Inheriting(slot), window.inherited()),
             (Some(slot), _) => (CountedIn::Free(slot), window),
             (None, Found::Entry(slot) | Found::Free(slot)) => {
-                (CountedIn::Shared(slot, window.shared_until(now)), window)
+                (CountedIn::Overflow(slot, window.overflow_until(now)), window)
             }
             // All overflow entries belong to other quotas: the key is refused for a window.
             (None, Found::Full) => {
@@ -256,29 +255,29 @@ impl Shard {
         any
     }
 
-    fn find_shared(
+    fn find_overflow(
         &self,
         now: i64,
         quota: &Quota,
         home: &Home,
         taken: impl Fn(&Slot) -> bool,
     ) -> Found {
-        let fingerprint = home.shared_fingerprint(quota, self.overflow.capacity());
+        let fingerprint = home.overflow_fingerprint(quota, self.overflow.capacity());
         self.overflow.find(fingerprint, now, taken)
     }
 
     /// Returns `false` if the key shares a count, and no entry is free to take its place.
     pub(super) fn clear_count(&mut self, now: i64, account: &Account<'_>, home: &Home) -> bool {
         let quota = account.quotas.first();
-        let is_shared = now < self.overflow_until
-            && match self.find_shared(now, quota, home, |_| false) {
+        let overflows = now < self.overflow_until
+            && match self.find_overflow(now, quota, home, |_| false) {
                 Found::Entry(slot) => now < self.overflow.get(slot).until,
                 Found::Free(_) => false,
                 Found::Full => true,
             };
         match self.table.find(home.fingerprint(quota), now, |_| false) {
             Found::Entry(slot) if now >= self.overflow_until => self.table.clear(slot),
-            Found::Free(_) | Found::Full if !is_shared => {}
+            Found::Free(_) | Found::Full if !overflows => {}
             Found::Full => return false,
             // Without an entry, the key would share a count, or inherit one.
             Found::Entry(slot) | Found::Free(slot) => {
@@ -303,7 +302,7 @@ impl Shard {
             CountedIn::Own(slot) | CountedIn::Free(slot) | CountedIn::Inheriting(slot) => {
                 self.table.set(slot, state);
             }
-            CountedIn::Shared(slot, least) => {
+            CountedIn::Overflow(slot, least) => {
                 let until = state.until.max(least);
                 self.overflow.set(slot, State { start: now, until, ..state });
                 self.overflow_until = self.overflow_until.max(until);
@@ -416,17 +415,17 @@ impl Shard {
     /// What runs later than now is of a clock that was ahead, which has stepped back.
     pub(super) fn restored(
         own: Vec<Bucket>,
-        shared: Vec<Bucket>,
+        overflow: Vec<Bucket>,
         max_buckets: usize,
         now: i64,
     ) -> Self {
         if own.is_empty() {
             return Self::default();
         }
-        // The number of shared entries selects a key's entry, so it must not change while one runs.
-        let buckets = shared.len();
+        // The number of overflow entries selects a key's entry, so it must not change while one runs.
+        let buckets = overflow.len();
         let (table, overflow) =
-            (Table::restored(own, max_buckets, now), Table::restored(shared, buckets, now));
+            (Table::restored(own, max_buckets, now), Table::restored(overflow, buckets, now));
         let mut restored = Self { table, overflow, ..Self::default() };
         restored.step_back(now);
         if restored.overflow_until == 0 {
@@ -438,8 +437,8 @@ impl Shard {
 
     /// The smallest bound on buckets under which a shard may have tables of this size.
     pub(super) fn needed_buckets(&self) -> usize {
-        let [own, shared] = self.buckets().map(<[_]>::len);
-        own.max((shared * PER_OVERFLOW).saturating_sub(PER_OVERFLOW - 1))
+        let [own, overflow] = self.buckets().map(<[_]>::len);
+        own.max((overflow * PER_OVERFLOW).saturating_sub(PER_OVERFLOW - 1))
     }
 }
 

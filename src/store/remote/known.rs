@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::iter;
 use std::time::Duration;
 
-use super::super::account::{Account, Scope};
+use super::super::account::Scope;
 use super::super::charge::{Charge, line_windows};
 use super::super::sharded::Sharded;
 use crate::decision::{Decision, Usage};
@@ -54,11 +54,12 @@ impl Known {
     pub(super) fn look(&self, charge: &Charge<'_>, remember: Duration) -> Result<Decision, Sent> {
         let (account, at) = (charge.account(), Instant::now());
         let (shard, hash) = self.0.shard_of(account.scope, account.key);
-        let all = sync::lock(shard);
-        let sent = (at, all.0);
-        let mut of_key = all.1.get(&hash).into_iter().flatten();
+        let of_shard = sync::lock(shard);
+        let (changes, refusals) = &*of_shard;
+        let sent = (at, *changes);
+        let mut of_key = refusals.get(&hash).into_iter().flatten();
         let known = of_key.find(|known| known.refuses(charge, at, remember)).ok_or(sent)?.clone();
-        drop(all);
+        drop(of_shard);
         let refusal = known.decide(charge, at);
         // Refused beside a limit without reservations, while alone the charge could reserve.
         if refusal.is_allowed() {
@@ -70,7 +71,7 @@ impl Known {
 
     pub(super) fn note(&self, place: usize, charge: &Charge<'_>, decision: &Decision, sent: Sent) {
         let Some(refusal) = decision.at(place).filter(|of| !of.is_allowed()) else { return };
-        let (account, (sent, before)) = (charge.account(), sent);
+        let (account, (sent, changes_before)) = (charge.account(), sent);
         // Decided after the charge was sent, by a clock that shows no part of a millisecond.
         let ends = refusal.usage().iter().map(|usage| usage.end).chain(refusal.retry_at_ms());
         let lasts = ends.min().unwrap_or_default().saturating_sub(refusal.now_ms() + 1).max(0);
@@ -83,15 +84,14 @@ impl Known {
             sent,
         };
         let (shard, hash) = self.0.shard_of(account.scope, account.key);
-        let mut all = sync::lock(shard);
-        let (changes, all) = &mut *all;
-        if *changes != before {
+        let (changes, refusals) = &mut *sync::lock(shard);
+        if *changes != changes_before {
             return;
         }
-        if all.len() >= KEYS_OF_A_SHARD && !all.contains_key(&hash) {
-            all.clear();
+        if refusals.len() >= KEYS_OF_A_SHARD && !refusals.contains_key(&hash) {
+            refusals.clear();
         }
-        let of_key = all.entry(hash).or_default();
+        let of_key = refusals.entry(hash).or_default();
         of_key.retain(|other| sent < other.until && !known.replaces(other));
         of_key.truncate(MAX_OF_A_KEY - 1);
         of_key.push(known);
@@ -100,9 +100,9 @@ impl Known {
     /// Also what is on its way.
     pub(super) fn forget(&self, scope: &Scope, key: &Key) {
         let (shard, hash) = self.0.shard_of(scope, key);
-        let mut all = sync::lock(shard);
-        all.0 += 1;
-        all.1.remove(&hash);
+        let (changes, refusals) = &mut *sync::lock(shard);
+        *changes += 1;
+        refusals.remove(&hash);
     }
 }
 
@@ -138,9 +138,8 @@ impl Remembered {
             return self.refusal;
         }
         let usage = self.refusal.usage();
-        let account: Account<'_> = charge.account();
-        let windows: [_; Quotas::MAX] =
-            account.windows(|i, quota| Window::of_usage(quota, usage[i].span(), usage[i].used));
+        let window = |i: usize, quota| Window::of_usage(quota, usage[i].span(), usage[i].used);
+        let windows: [_; Quotas::MAX] = charge.account().windows(window);
         let line = line_windows(charge.line_at(0), &windows, 0);
         let (now, lines) = (self.refusal.now_ms(), iter::once(line));
         Decision::over_lines::<{ Quotas::MAX }>(now, charge.ask, lines, |_, _, _| {})

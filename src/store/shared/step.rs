@@ -91,7 +91,7 @@ pub(super) struct DecidedStep {
 }
 
 impl Step {
-    pub(super) fn of<'a>(asked: impl Iterator<Item = &'a Asked>) -> Self {
+    pub(super) fn from_asked<'a>(asked: impl Iterator<Item = &'a Asked>) -> Self {
         // Few quotas are in use, and their text is made once for each step.
         let mut texts: Vec<(Quota, Arc<str>)> = Vec::new();
         let mut text = |quota: &Quota| {
