@@ -5,12 +5,13 @@ use std::sync::LazyLock;
 
 use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, Script, Value};
 
-use tower_fixed_window::Decision;
 use tower_fixed_window::store::{Account, Charge, State, Windows};
+use tower_fixed_window::{Decision, Quota};
 
 mod command;
 mod merged;
 
+use command::length;
 pub(super) use command::{Command, Commands, instant};
 pub(super) use merged::{Answered, MergedCall};
 
@@ -149,33 +150,24 @@ struct Seen {
 fn general_states(account: Account<'_>, answer: &[Option<i64>]) -> Option<Seen> {
     let &[Some(now), Some(taken), ref numbers @ ..] = answer else { return None };
     let mut numbers = numbers.iter().copied();
-    let mut states = Vec::with_capacity(account.quotas.as_ref().len());
-    for quota in account.quotas {
-        let (start, used, until) = (numbers.next()?, numbers.next()?, numbers.next()?);
-        let (mut end, mut until) = (None, until);
-        if let Windows::OnCalendar(calendar) = account.windows_of(quota) {
-            let (ends, number) = (numbers.next()?, numbers.next()?);
-            if let (Some(ends), Some(number), Some(n)) = (ends, number, until) {
-                // No window is empty, and no count ends before it begins, here and below.
-                end = Some(ends).filter(|ends| start < Some(*ends));
-                end?;
-                until = match n {
-                    ..1 => return None,
-                    1 => end,
-                    _ => Some(calendar.start_of(number.saturating_add(n))),
-                };
-            }
+    let mut states = vec![None; account.quotas.as_ref().len()];
+    for (state, quota) in states.iter_mut().zip(account.quotas) {
+        let (start, used, n) = (numbers.next()?, numbers.next()?, numbers.next()?);
+        let calendar = match account.windows_of(quota) {
+            Windows::OnCalendar(calendar) => Some((calendar, numbers.next()?, numbers.next()?)),
+            _ => None,
+        };
+        let Some(n) = n else { continue };
+        let state = state.insert(State::default());
+        (state.start, state.used) = (start?, used?);
+        let mut end = n.saturating_mul(length(quota) as i64).saturating_add(state.start);
+        if let Some((calendar, first, number)) = calendar {
+            state.end = first.filter(|first| state.start < *first)?;
+            end = if n == 1 { state.end } else { calendar.start_of(number?.saturating_add(n)) };
         }
-        let state = until.map(|until| {
-            let mut state = State::default();
-            (state.start, state.used, state.until) = (start?, used?, until);
-            state.end = end.unwrap_or_default();
-            Some(state).filter(|state| state.start <= until)
-        });
-        states.push(match state {
-            Some(state) => Some(state?),
-            None => None,
-        });
+        // No window is empty, and no count ends before it begins.
+        state.until =
+            Some(end.min(Quota::MAX_TOKENS as i64)).filter(|end| n > 0 && state.start <= *end)?;
     }
     numbers.next().is_none().then_some(Seen { now, taken, states })
 }
@@ -183,7 +175,7 @@ fn general_states(account: Account<'_>, answer: &[Option<i64>]) -> Option<Seen> 
 fn plain_state(account: Account<'_>, now: i64, used: i64, taken: i64) -> Option<Seen> {
     let quota = account.quotas.as_ref().first()?;
     let Windows::Grid { start: grid } = account.windows_of(quota) else { return None };
-    let length = quota.window().as_millis() as i64;
+    let length = length(quota) as i64;
     // A refused charge had a state. If the charge passed, nothing depends on that.
     let mut state = State::default();
     state.used = used;

@@ -184,6 +184,6 @@ pub(crate) fn instant(now: u64) -> i64 {
     now.min(Quota::MAX_TOKENS - 1) as i64
 }
 
-fn length(quota: &Quota) -> u64 {
+pub(super) fn length(quota: &Quota) -> u64 {
     quota.window().as_millis() as u64
 }

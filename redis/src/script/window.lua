@@ -120,9 +120,8 @@ end
 --          a window, and the length is how many boundaries follow, which begin with the number of the
 --          first window and of the last one there is
 -- Answer   the time, the tokens taken (-1: refused; -2: nothing was done, as the time is outside of these
---          boundaries), and for each quota the state that was stored: start, used, and where it ends; for a
---          calendar start, used, in how many windows it ends, the end of the first, and its number (false:
---          there was none)
+--          boundaries), and for each quota the state that was stored: start, used, in how many windows it
+--          ends, and for a calendar the end of the first, and its number (false: there was none)
 
 local MAX = 9007199254740991
 -- The last instant whose microseconds are below 2^53.
@@ -151,6 +150,7 @@ while i <= #args do
   local limit, capacity = tonumber(args[i + 2]), tonumber(args[i + 3])
   fields[#fields + 1] = args[i]
   local q = {
+    stored = {},
     length = tonumber(args[i + 1]),
     limit = limit,
     capacity = capacity,
@@ -177,6 +177,7 @@ while i <= #args do
       return { now, -2 }
     end
     i = i + 2 + q.length
+    q.length = q.starts[q.at + 1] - q.starts[q.at]
   end
 end
 
@@ -193,29 +194,24 @@ local function lives(q, used)
   return max(whole + (a > limit - b and 1 or a + b > 0 and 0 or -1), 1)
 end
 
--- How many windows are left to a state, from its window's start.
+-- How many windows are left to a state. One that saturates lasts for ever.
 local function left(q)
-  if q.starts then
-    return q.windows
-  end
-  return ceil((q.till - (q.start + q.length)) / q.length) + 1
+  local saturates = not q.starts and after(q.windows, q.start, q.length) == MAX
+  return saturates and MAX or q.windows
 end
 
 -- `used` less what n windows grant; in halves, because that may be above 2^53 where the difference is not.
 local function less(q, used, n)
-  local half = floor(n / 2)
+  local half = math.modf(n / 2)
   return used - q.limit * half - q.limit * half - q.limit * (n - half - half)
 end
 
 -- Window::counted
 local function counted(q)
+  local n = q.windows and left(q) or MAX
   -- What saturates lasts for ever, and under a limit of 0 nothing comes down.
-  if q.till and q.till < MAX and q.limit > 0 then
-    local n = left(q)
-    if lives(q, q.used) > n then
-      local half = floor(n / 2)
-      return q.least + q.limit * half + q.limit * half + q.limit * (n - half - half)
-    end
+  if n < MAX and q.limit > 0 and lives(q, q.used) > n then
+    return less(q, q.least, -n)
   end
   return q.used
 end
@@ -250,161 +246,97 @@ local function number_in(text)
   error({ err = 'WRONGTYPE a field holds no count' })
 end
 
--- Window::at
-local function load(q, value)
-  q.start, q.used, q.till = q.grid < 0 and now or now - (now - q.grid) % q.length, q.least, false
-  if not value then
-    return
-  end
-  local used, start, n = value:match('^(-?%d+)@(-?%d+)%*?(%d*)$')
-  if used then
-    used, start, n = number_in(used), number_in(start), n == '' and 1 or number_in(n)
-  else
-    local count = number_in(value:match('^-?%d+$'))
-    start, n = (count - count % 1000) / 1000, 1
-    start = start - (start - q.grid) % q.length
-    used = count - start * 1000
-  end
-  local till = after(n, start, q.length)
-  q.stored_start, q.stored_used, q.stored_till = start, used, till
-  if now >= till then
-    return
-  end
-  local past = now - start
-  if past < q.length then
-    used = max(used, q.least)
-    if past <= -q.length then
-      -- The clock stepped back by a window or more: the count moves along, for whole windows, also
-      -- where the last instant has cut one short.
-      till = till - start
-      till = min(q.start + (till + -till % q.length), MAX)
-      start = q.start
-      q.stepped_back = true
-    end
-    q.start, q.used, q.till = start, used, till
-    return
-  end
-  -- How far into its window `now` is, without `now - start`, which is not exact for an old start.
-  local from = now - (now % q.length - start % q.length) % q.length
-  local passed = (from - start) / q.length
-  if passed < MAX / 2 then
-    -- Whole, but for a start before the epoch and a time near the last instant.
-    passed = floor(passed + 0.5)
-  end
-  used = less(q, used, passed)
-  if used > q.least then
-    q.start, q.used, q.till = from, used, till
-    q.used = counted(q)
-  end
-end
-
--- Window::on_calendar. A state of it ends when so many windows have passed, or the last one that is
+-- Window::at. On a calendar, a state ends when so many windows have passed, or the last one that is
 -- counted. The end that is stored binds, also where by these boundaries the window is shorter or longer.
-local function load_calendar(q, value)
-  local at = q.at
-  q.number = q.first + at - 1
-  q.start, q.finish, q.used, q.till = q.starts[at], q.starts[at + 1], q.least, false
+local function load(q, value)
+  local at, length = q.at, q.length
+  q.start, q.used = q.grid < 0 and now or now - (now - q.grid) % length, q.least
+  if at then
+    q.start, q.finish, q.number = q.starts[at], q.starts[at + 1], q.first + at - 1
+  end
   if not value then
     return
   end
-  local used, start, finish, number, n = value:match('^(-?%d+)@(-?%d+)%-(%d+)#(-?%d+)%*?(%d*)$')
-  used, start, finish = number_in(used), number_in(start), number_in(finish)
-  number, n = number_in(number), n == '' and 1 or number_in(n)
-  q.stored_start, q.stored_used, q.stored_finish = start, used, finish
-  q.stored_number, q.stored_windows = number, n
-  local passed = q.number - number
+  -- In which window `now` is by the windows of the state, and how many have passed.
+  local used, start, n, finish, number, here, passed
+  if at then
+    used, start, finish, number, n = value:match('^(-?%d+)@(-?%d+)%-(%d+)#(-?%d+)%*?(%d*)$')
+    start, finish, number = number_in(start), number_in(finish), number_in(number)
+    n = n == '' and 1 or number_in(n)
+    here, passed = q.start, q.number - number
+  else
+    used, start, n = value:match('^(-?%d+)@(-?%d+)%*?(%d*)$')
+    if not used then
+      local count = number_in(value:match('^-?%d+$'))
+      start, n = (count - count % 1000) / 1000, 1
+      start = start - (start - q.grid) % length
+      used = count - start * 1000
+    end
+    start = number_in(start)
+    -- The last instant may cut one short.
+    n = min(n == '' and 1 or number_in(n), ceil((MAX - start) / length))
+    finish = after(1, start, length)
+    -- How far into its window `now` is, without `now - start`, which is not exact for an old start.
+    here = now - (now % length - start % length) % length
+    passed = (here - start) / length
+    if passed < MAX / 2 then
+      -- Whole, but for a start before the epoch and a time near the last instant.
+      passed = floor(passed + 0.5)
+    end
+  end
+  used = number_in(used)
+  q.stored = { start, used, n, finish, number }
   if now < finish then
-    if passed > -1 or passed == -1 and now > q.start then
+    if passed >= 0 or passed == -1 and now > here then
       q.start, q.finish, q.number = start, finish, number
     else
       -- The clock stepped back by a window or more: the count moves along.
       q.stepped_back = true
     end
-    q.used = max(used, q.least)
-  else
-    if passed == 0 then
-      passed, q.number = 1, number + 1
-      q.start, q.finish = finish, q.starts[at + 2]
-    end
-    passed = max(passed, 1)
-    used = less(q, used, passed)
-    if passed >= n or used <= q.least then
-      return
-    end
-    if n < MAX then
-      n = n - passed
-    end
-    q.used = used
+    q.used, q.windows = max(used, q.least), n
+    return
   end
-  q.windows, q.till = n, n < MAX and q.finish or MAX
-  if now >= finish then
+  if passed == 0 then
+    here, q.start, q.finish, q.number = finish, finish, q.starts[at + 2], number + 1
+  end
+  passed = max(passed, 1)
+  used = less(q, used, passed)
+  if passed < n and used > q.least then
+    q.start, q.used, q.windows = here, used, n < MAX and n - passed or MAX
     q.used = counted(q)
   end
 end
 
 local values, expire = {}, 0
--- What is stored of a window of a calendar that lasts n windows.
-local function write_calendar(q, used, n)
-  local value, till = format('%.0f@%.0f-%.0f#%.0f', used, q.start, q.finish, q.number), q.finish
-  -- Past the last one it lasts for ever.
-  if n > q.last - q.number then
-    n, till = MAX, MAX
-  elseif n > 1 then
-    local known = q.length
-    local beyond = q.number - q.first + 1 + n - known
-    if beyond > 0 then
-      -- Not earlier than it ends: no window is twice as long as another.
-      till = min(q.starts[known] + beyond * 2 * (q.starts[known] - q.starts[known - 1]), MAX)
-    else
-      till = q.starts[known + beyond]
-    end
-  end
-  if n > 1 then
-    value = value .. format('*%.0f', n)
-  end
-  if q.number ~= q.stored_number or n > q.stored_windows then
-    expire = max(expire, till + 60000)
-  end
-  return value
-end
-
 -- Window::write: tokens are added, or fewer than none
 local function write(i, q, added)
-  local used, n, value = min(max(q.used + added, q.least), MAX), 1, nil
+  local used, n, value = min(max(q.used + added, q.least), MAX), q.windows and left(q) or 1, nil
   if q.limit > 0 then
     n = lives(q, min(max(counted(q) + added, q.least), MAX))
-  elseif q.till then
-    n = q.till < MAX and left(q) or MAX
   end
-  values[#values + 1] = fields[i]
   if q.starts then
-    values[#values + 1] = write_calendar(q, used, n)
-    return
-  end
-  if n == 1 and q.grid >= 0 and q.start + q.length <= LAST
+    -- Past the last one it lasts for ever.
+    n = n > q.last - q.number and MAX or n
+    value = format('%.0f@%.0f-%.0f#%.0f', used, q.start, q.finish, q.number)
+  elseif n == 1 and q.grid >= 0 and q.start + q.length <= LAST
       and used >= 0 and used < q.length * 1000 then
     value = q.start * 1000 + used
   else
     value = format('%.0f@%.0f', used, q.start)
-    if n > 1 then
-      value = value .. format('*%.0f', n)
-    end
   end
-  values[#values + 1] = value
-  local till = after(n, q.start, q.length)
+  values[#values + 1] = fields[i]
+  values[#values + 1] = n > 1 and value .. format('*%.0f', n) or value
   -- Also where the key lives long enough already, in each new window: it may have lost its expiry.
-  if q.start ~= q.stored_start or till > q.stored_till then
+  if q.start ~= q.stored[1] or n > q.stored[3] then
+    -- No window of a calendar is twice as long as another. Not all of its boundaries are known.
+    local till = min(begins(q, n), q.start + 2 * q.length * n)
     expire = max(expire, till + min(q.length, 60000))
   end
 end
 
 local stored = redis.call('HMGET', KEYS[place], unpack(fields))
 for i, q in ipairs(quotas) do
-  if q.starts then
-    load_calendar(q, stored[i])
-  else
-    load(q, stored[i])
-  end
+  load(q, stored[i])
 end
 
 -- Whether the window of tokens has not ended, and none of a later one are taken
@@ -412,20 +344,20 @@ end
 local function takes_back(q)
   -- A step back moves the window of a count, whose start still says which tokens it is of. One that it
   -- has moved before may have ended since, and be of later tokens.
-  local start = max(q.start, q.stored_start)
+  local start = max(q.start, q.stored[1])
   if start < q.from then
     return false
   end
   local n = 0
   if q.most > q.limit then
     -- Under a limit of 0 nothing is covered: the end of the count says what it was taken of.
-    n = q.limit > 0 and in_debt(q, 0) or q.till < MAX and left(q) - 1 or MAX
+    n = q.limit > 0 and in_debt(q, 0) or left(q) - 1
   end
   if n > 0 and q.stepped_back then
     return false
   end
   if q.starts then
-    return max(min(q.number + n, q.last), q.stored_number) < q.returns
+    return max(min(q.number + n, q.last), q.stored[5]) < q.returns
   end
   -- What has ended stays ended.
   return max(now, start) < q.returns
@@ -446,7 +378,7 @@ end
 local taken = 0
 if act == 'return' then
   for i, q in ipairs(quotas) do
-    if q.till and takes_back(q) then
+    if q.windows and takes_back(q) then
       write(i, q, -tokens)
     end
   end
@@ -487,12 +419,8 @@ end
 local answer, moved = { now, taken }, false
 for _, q in ipairs(quotas) do
   moved = moved or q.stepped_back
-  local stored = {
-    q.stored_start or false, q.stored_used or false, q.stored_till or q.stored_windows or false,
-    q.stored_finish or false, q.stored_number or false,
-  }
   for i = 1, q.starts and 5 or 3 do
-    answer[#answer + 1] = stored[i]
+    answer[#answer + 1] = q.stored[i] or false
   end
 end
 if step and step ~= 0 and tokens > 0 and taken == 0 then
