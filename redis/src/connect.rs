@@ -1,7 +1,5 @@
 //! Opens connections of the client library, with this crate's settings: [`open`].
 
-#[cfg(feature = "tls")]
-use std::io;
 use std::iter;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,8 +13,6 @@ use redis::{
 };
 #[cfg(feature = "tls")]
 use rustls::crypto::{CryptoProvider, ring};
-#[cfg(feature = "tls")]
-use rustls::{CertificateError, Error};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -188,26 +184,6 @@ pub(crate) fn install_tls_provider() {
         // Another thread may have been faster.
         let _ = ring::default_provider().install_default();
     }
-}
-
-#[cfg(feature = "tls")]
-pub(crate) fn describe_tls_refusal(error: &io::Error) -> Option<&'static str> {
-    let error = error.get_ref()?.downcast_ref::<Error>()?;
-    let Error::InvalidCertificate(error) = error else { return Some("the TLS handshake failed") };
-    Some(match error {
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            "its certificate has expired"
-        }
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            "its certificate is not valid yet"
-        }
-        CertificateError::UnknownIssuer => "its certificate is not signed by a trusted authority",
-        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            "its certificate is for another name"
-        }
-        CertificateError::Revoked => "its certificate was revoked",
-        _ => "its certificate is not valid",
-    })
 }
 
 #[cfg(test)]

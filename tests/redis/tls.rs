@@ -17,6 +17,8 @@ use tempfile::TempDir;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
 
+const INVALID: &str = "Redis can't be reached (TLS failed: InvalidCertificate ";
+
 /// A certificate that nobody has signed, for this machine.
 pub(crate) struct Certificate {
     dir: TempDir,
@@ -119,10 +121,7 @@ async fn connects_one_way() {
             loop {
                 let error = limiter(store.clone()).check("ann").await.expect_err("not trusted");
                 // The connection got as far as the certificate.
-                if error
-                    .to_string()
-                    .contains("its certificate is not signed by a trusted authority")
-                {
+                if error.to_string() == format!("{INVALID}UnknownIssuer)") {
                     return;
                 }
                 assert!(start.elapsed() < Duration::from_secs(20), "{error:?}");
@@ -200,9 +199,9 @@ async fn connects_one_way() {
 #[tokio::test]
 async fn the_error_says_what_is_wrong_with_a_certificate() {
     for (host, years, told) in [
-        ("localhost", (2020, 2021), "its certificate has expired"),
-        ("localhost", (2100, 2101), "its certificate is not valid yet"),
-        ("example.org", (2020, 2100), "its certificate is for another name"),
+        ("localhost", (2020, 2021), "Expired"),
+        ("localhost", (2100, 2101), "NotValidYet"),
+        ("example.org", (2020, 2100), "NotValidForName"),
     ] {
         let (certificate, port) = (Certificate::for_hosts(&[host], years), free_port());
         let Some(_server) = certificate.server(port, &[]) else { return };
@@ -211,7 +210,7 @@ async fn the_error_says_what_is_wrong_with_a_certificate() {
         let store =
             RedisStore::from_client(certificate.client(port)).deadline(Duration::from_secs(20));
         let error = limiter(store).check("ann").await.expect_err(told);
-        assert_eq!(error.to_string(), format!("Redis can't be reached ({told})"));
+        assert_eq!(error.to_string(), format!("{INVALID}{told})"));
     }
 }
 
@@ -224,5 +223,5 @@ async fn the_error_says_that_a_certificate_was_revoked() {
     });
     let store = store.deadline(Duration::from_secs(20));
     let error = limiter(store).check("ann").await.expect_err("it was revoked");
-    assert_eq!(error.to_string(), "Redis can't be reached (its certificate was revoked)");
+    assert_eq!(error.to_string(), format!("{INVALID}Revoked)"));
 }

@@ -8,8 +8,6 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::Instant;
 
-#[cfg(feature = "tls")]
-use super::super::connect::describe_tls_refusal;
 use super::super::connect::{FULL, SILENT};
 use tower_fixed_window::StoreError;
 
@@ -139,8 +137,11 @@ fn describe_io(error: &RedisError) -> Option<String> {
         None => source.downcast_ref::<io::Error>()?,
     };
     #[cfg(feature = "tls")]
-    if let Some(what) = describe_tls_refusal(io) {
-        return Some(what.to_owned());
+    if let Some(error) = io.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>()) {
+        // The names of its variants. What follows them may be an address.
+        let said = format!("{error:?}");
+        let names = said.split(|c: char| !c.is_alphanumeric()).take(2).collect::<Vec<_>>();
+        return Some(format!("TLS failed: {}", names.join(" ").trim_end_matches("Context")));
     }
     // Neither this nor a name that can't be resolved has a kind of its own.
     if let Some(EMFILE | ENFILE) = io.raw_os_error() {
