@@ -14,28 +14,25 @@ local redis, KEYS, args, pack, step = redis, KEYS, ARGV, struct.pack, nil
 -- Nothing may fail after the first write, and this user can have lost a right. So all commands are asked for
 -- before, a reset's too. What lacks is named, worded as a server's own errors.
 local may = redis.acl_check_cmd
+local function ask_for_all(ask)
+  return ask('time') and ask('hincrby') and ask('hget') and ask('hmget') and ask('hset')
+    and ask('hlen') and ask('hgetall') and ask('pexpireat') and ask('del')
+end
+local is_known, is_permitted = pcall(ask_for_all, may)
 if not may then
   -- A server without that function may lack these options. This changes nothing.
   redis.call('PEXPIREAT', KEYS[1], 1, 'GT')
-end
-local _, has_all = pcall(function()
-  return not may or may('TIME') and may('HINCRBY') and may('HGET') and may('HMGET') and may('HSET')
-    and may('HLEN') and may('HGETALL') and may('PEXPIREAT') and may('DEL')
-end)
-if has_all ~= true then
-  local absent, forbidden = {}, {}
-  for _, command in ipairs({
-    'time', 'hincrby', 'hget', 'hmget', 'hset', 'hlen', 'hgetall', 'pexpireat', 'del',
-  }) do
-    local is_known, is_permitted = pcall(may, command)
-    local list = not is_known and absent or not is_permitted and forbidden
-    if list then
-      list[#list + 1] = command
+elseif not (is_known and is_permitted) then
+  local forbidden = {}
+  ask_for_all(function(command)
+    is_known, is_permitted = pcall(may, command)
+    if not is_known then
+      error({ err = "ERR unknown command '" .. command .. "'" })
+    elseif not is_permitted then
+      forbidden[#forbidden + 1] = command
     end
-  end
-  if #absent > 0 then
-    error({ err = "ERR unknown command '" .. table.concat(absent, ', ') .. "'" })
-  end
+    return true
+  end)
   error({ err = "NOPERM no permissions to run the '" .. table.concat(forbidden, ', ') .. "' command" })
 end
 local time = redis.call('TIME')
