@@ -258,20 +258,21 @@ local function load(q, value)
   local used, start, n, finish, number, here, passed
   if at then
     used, start, finish, number, n = value:match('^(-?%d+)@(-?%d+)%-(%d+)#(-?%d+)%*?(%d*)$')
-    start, finish, number = number_in(start), number_in(finish), number_in(number)
-    n = n == '' and 1 or number_in(n)
+    used, start, finish = number_in(used), number_in(start), number_in(finish)
+    number, n = number_in(number), n == '' and 1 or number_in(n)
     here, passed = q.start, q.number - number
   else
     used, start, n = value:match('^(-?%d+)@(-?%d+)%*?(%d*)$')
-    if not used then
+    if used then
+      used, start = number_in(used), number_in(start)
+      -- The last instant may cut one short.
+      n = min(n == '' and 1 or number_in(n), ceil((MAX - start) / length))
+    else
       local count = number_in(value:match('^-?%d+$'))
       start, n = (count - count % 1000) / 1000, 1
       start = start - (start - q.grid) % length
       used = count - start * 1000
     end
-    start = number_in(start)
-    -- The last instant may cut one short.
-    n = min(n == '' and 1 or number_in(n), ceil((MAX - start) / length))
     finish = after(1, start, length)
     -- How far into its window `now` is, without `now - start`, which is not exact for an old start.
     here = now - (now % length - start % length) % length
@@ -281,7 +282,6 @@ local function load(q, value)
       passed = floor(passed + 0.5)
     end
   end
-  used = number_in(used)
   q.stored = { start, used, n, finish, number }
   if now < finish then
     if passed >= 0 or passed == -1 and now > here then
@@ -307,9 +307,11 @@ end
 local values, expire = {}, 0
 -- Window::write: tokens are added, or fewer than none
 local function write(i, q, added)
-  local used, n, value = min(max(q.used + added, q.least), MAX), q.windows and left(q) or 1, nil
+  local used, n, value = min(max(q.used + added, q.least), MAX), 1, nil
   if q.limit > 0 then
     n = lives(q, min(max(counted(q) + added, q.least), MAX))
+  elseif q.windows then
+    n = left(q)
   end
   if q.starts then
     -- Past the last one it lasts for ever.
