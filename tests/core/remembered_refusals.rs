@@ -186,6 +186,25 @@ async fn what_may_pass_calls_the_store_and_what_can_not_does_not() {
     }
 }
 
+/// S34: one in debt that asks for another cost each time, too.
+#[tokio::test(start_paused = true)]
+async fn a_refused_key_of_many_costs_is_asked_for_a_few_times() {
+    let (debt, rollover) = (Quota::per_minute(10), Quota::per_minute(10).rollover_up_to(100));
+    for (quota, taken) in [(debt, 10), (rollover, 100)] {
+        let server = Server::start();
+        let limiter = limiter(&server.node(), quota);
+        let receipt = limiter.charge("alice", taken).await.expect("it answers").expect("it passes");
+        limiter.settle(receipt, taken + 25).await.expect("it answers");
+        let calls = server.calls();
+        for i in 0..100 {
+            let cost = 1 + i % 10;
+            let (known, quotas) = (check(&limiter, cost).await, quota.into());
+            assert_eq!(known, truth(&server, &quotas, cost, false), "{cost}");
+        }
+        assert!(server.calls() <= calls + 4, "{} calls", server.calls() - calls);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_reset_or_refund_in_this_process_applies_at_once() {
     let server = Server::start();

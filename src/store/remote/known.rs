@@ -57,8 +57,11 @@ impl Known {
         let of_shard = sync::lock(shard);
         let (changes, refusals) = &*of_shard;
         let sent = (at, *changes);
-        let mut of_key = refusals.get(&hash).into_iter().flatten();
-        let known = of_key.find(|known| known.refuses(charge, at, remember)).ok_or(sent)?.clone();
+        let of_key = refusals.get(&hash).into_iter().flatten();
+        let mut of_key = of_key.filter(|known| known.refuses(charge, at, remember));
+        let known = of_key.clone().find(|known| known.tells_when_passes(charge.cost()));
+        // Further costs don't ask. If limits have changed, they may be told to wait too long.
+        let known = known.or_else(|| of_key.nth(MAX_OF_A_KEY - 1)).ok_or(sent)?.clone();
         drop(of_shard);
         let refusal = known.decide(charge, at);
         // Refused beside a limit without reservations, while alone the charge could reserve.
@@ -110,20 +113,16 @@ impl Remembered {
     fn refuses(&self, charge: &Charge<'_>, now: Instant, remember: Duration) -> bool {
         let of = (*charge.account().quotas, charge.may_reserve());
         let is_young = now < self.until && now.saturating_duration_since(self.sent) < remember;
-        let is_for = match charge.cost() {
-            cost if cost > self.cost => self.tells_when_more_pass(),
-            cost => cost == self.cost,
-        };
-        is_young && is_for && (self.quotas, self.reserve) == of
+        is_young && self.cost <= charge.cost() && (self.quotas, self.reserve) == of
     }
 
     /// A count above the limit may end with its window (S5), or be what later windows carry.
-    fn tells_when_more_pass(&self) -> bool {
+    fn tells_when_passes(&self, cost: u64) -> bool {
         let mut of_quotas = self.quotas.iter().zip(self.refusal.usage());
         let ends = |(quota, usage): (&Quota, &Usage)| {
             quota.capacity() == quota.limit() && usage.used <= quota.limit() as i64
         };
-        !self.reserve && of_quotas.all(ends)
+        cost == self.cost || !self.reserve && of_quotas.all(ends)
     }
 
     fn replaces(&self, other: &Self) -> bool {
