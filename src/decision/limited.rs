@@ -111,13 +111,14 @@ impl Decision {
         self.map_lines(|at, mut of| {
             let retry_at = of.now.saturating_add(after);
             (of.cost, of.now) = (0, of.now.saturating_add(later));
+            if of.verdict > (Verdict::Refused { retry_at }) {
+                // The cost was another request's.
+                (of.verdict, of.refusing) = (Verdict::Passed, 0);
+            }
             if at == place {
                 of.refusing |= 1 << quota;
                 of.verdict = Verdict::Refused { retry_at: retry_at.max(of.now) };
                 of.govern_by(quota);
-            } else if of.verdict > (Verdict::Refused { retry_at }) {
-                // The cost was another request's.
-                (of.verdict, of.refusing) = (Verdict::Passed, 0);
             }
             of
         })

@@ -424,6 +424,34 @@ async fn closing_the_queue_ends_the_wait_for_the_service() {
     }
 }
 
+/// The first one was refused by the hour, too, and left.
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_is_told_of_no_quota_that_the_first_ones_cost_exceeds() {
+    let cost = |parts: &Parts| if parts.uri.path() == "/80" { 80 } else { 1 };
+    let quotas = Quota::per_minute(85).and(Quota::per_hour(110));
+    let limit = quotas.name("tokens").key(Key::global()).cost_fn(cost).store(paused_memory());
+    let layer = FixedWindowLayer::new(limit).queue(2, secs(70));
+    let service = noting(&layer, &Served::default());
+    let tokens = Limits::from(&layer).limiter("tokens").clone();
+    let receipt = tokens.charge(Key::global(), 20).await.expect("it answers").expect("it passes");
+    let first = tokio::spawn(service.clone().oneshot(get("/80")));
+    sleep(ms(1)).await;
+    let mut others = send(&service, 1);
+    sleep(ms(1)).await;
+    tokens.settle(receipt, 94).await.expect("it answers");
+    // It asks again soon.
+    sleep(ms(1_100)).await;
+    assert!(!first.is_finished());
+    first.abort();
+    sleep(ms(1)).await;
+    others.extend(send(&service, 1));
+    sleep(ms(1)).await;
+    let Ok(refused) = service.clone().oneshot(get("/")).await;
+    assert_eq!(refused.headers()["x-ratelimit-limit"], "85");
+    let body = text_of(refused).await;
+    assert!(body.contains(r#""violated-policies":["tokens:85/minute"]"#), "{body}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_in_the_last_millisecond_of_a_window_is_charged_once() {
     let quota = |window| Quota::new(2, ms(window)).key(Key::global());
