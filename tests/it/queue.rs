@@ -424,6 +424,28 @@ async fn closing_the_queue_ends_the_wait_for_the_service() {
     }
 }
 
+/// S13: a request whose cost is above a lowered limit is refused at `max_wait`, too.
+#[tokio::test(start_paused = true)]
+async fn a_lowered_limit_leaves_the_wait_for_the_service_its_end() {
+    for (closes, status) in [(false, 429), (true, 503)] {
+        let limit = Quota::per_minute(3).name("lowered").key(Key::global());
+        let limit = limit.cost_fn(|_: &Parts| 3).store(paused_memory());
+        let layer = FixedWindowLayer::new(limit).queue(5, secs(70));
+        let mut service = layer.layer(ReadyIf::never());
+        let [first, waiting] = [(); 2].map(|()| tokio::spawn(service.call(get("/"))));
+        answered([first]).await;
+        sleep(ms(1)).await;
+        Limits::from(&layer).limiter("lowered").set_quotas(Quota::per_minute(2));
+        sleep(secs(5)).await;
+        if closes {
+            layer.close_queue();
+        }
+        let answer = tokio::time::timeout(secs(66), waiting).await.expect("it waits on");
+        let Ok(response) = answer.expect("no panic");
+        assert_eq!(response.status(), status);
+    }
+}
+
 /// The first one was refused by the hour, too, and left.
 #[tokio::test(start_paused = true)]
 async fn a_newcomer_is_told_of_no_quota_that_the_first_ones_cost_exceeds() {

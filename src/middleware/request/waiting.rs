@@ -58,10 +58,8 @@ impl LimitedRequest {
                 (None, Some(place)) => {
                     // First, and once: a change after this is one of the next look.
                     place.has_changed |= self.renew();
-                    if self.need_not_wait(place.has_changed) {
-                        if !is_ready {
-                            break Next::Ask;
-                        }
+                    let need_not_wait = self.need_not_wait(place.has_changed);
+                    if need_not_wait && is_ready {
                         let arrived = place.claim.arrived;
                         drop(queued);
                         return match self.begin_again(parts, arrived) {
@@ -70,8 +68,14 @@ impl LimitedRequest {
                             next => next,
                         };
                     }
-                    let changed = mem::take(&mut place.has_changed).then(|| self.terms());
+                    if need_not_wait && self.may_wait() {
+                        break Next::Ask;
+                    }
+                    // One above a lowered limit waits no longer than before.
+                    let changed = place.has_changed.then(|| self.terms());
+                    place.has_changed = need_not_wait;
                     match place.look(changed, is_ready, cx.as_deref_mut()) {
+                        Turn::Wait if need_not_wait => break Next::Ask,
                         Turn::Wait => break Next::Wait,
                         Turn::Ask if !is_ready => break Next::Ask,
                         Turn::Ask => match self.send().into_now() {
