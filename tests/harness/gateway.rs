@@ -72,7 +72,7 @@ fn serve(client: &TcpStream, fate: &(impl Fn(&Command) -> Fate + ?Sized)) -> io:
                 let mut answer = Vec::new();
                 read_value(server, &mut answer)?;
                 if breaks {
-                    client.write_all(&answer[..answer.len() - 3])?;
+                    client.write_all(&answer[..answer.len() - 2])?;
                 }
                 if loses || breaks {
                     return Ok(());
