@@ -131,11 +131,8 @@ fn harmless_code(error: &RedisError) -> Option<String> {
 }
 
 fn describe_io(error: &RedisError) -> Option<String> {
-    let source = error.source()?;
-    let io = match source.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
-        Some(inner) => inner.downcast_ref::<io::Error>()?,
-        None => source.downcast_ref::<io::Error>()?,
-    };
+    let source = error.source()?.downcast_ref::<Arc<dyn Error + Send + Sync>>()?;
+    let io = source.downcast_ref::<io::Error>()?;
     #[cfg(feature = "tls")]
     if let Some(error) = io.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>()) {
         // The names of its variants. What follows them may be an address.
