@@ -65,8 +65,7 @@ const MAX_INLINE: usize = 2;
 #[derive(Clone)]
 #[must_use = "a decision limits nothing unless it is looked at: see `is_allowed` and `into_result`"]
 pub struct Decision {
-    // Of several lines, this is the one that governs, with the time, the verdict and the store of
-    // all.
+    // The line that governs, with the time, the verdict and the store of all.
     now: i64,
     /// The tokens taken, or those that a refused charge asked for.
     cost: u64,
@@ -102,9 +101,9 @@ struct Details {
     /// All lines in their places of the charge, if there are several. A limit whose store failed, and
     /// that lets requests pass then, has no line.
     lines: [Option<Decision>; MAX_LIMITS],
-    /// Of several lines.
+    /// The line that governs, if there are several.
     governing: Option<u8>,
-    /// Of the line that governs. Boxed, so that an allocator has a fast size for several lines.
+    /// Details of the governing line. Boxed, so that an allocator has a fast size for several lines.
     line: Option<Box<LineDetails>>,
 }
 
@@ -113,7 +112,7 @@ struct LineDetails {
     standings: [Usage; Quotas::MAX],
     /// The window that covers the tokens of each quota, if that is not the standing's.
     covered: Option<[Span; Quotas::MAX]>,
-    /// That shared the quotas, if the fallback decided.
+    /// The nodes that shared the quotas, if the fallback decided.
     nodes: NonZero<u32>,
 }
 
@@ -269,8 +268,8 @@ impl Decision {
         self.lines().flat_map(|(_, of)| of.refusing().map(|i| of.policy(i))).collect()
     }
 
-    /// What clients read of a refusal by one quota, beside the time. `None`: the text names others,
-    /// or the cost.
+    /// Returns what the text of a refusal by one quota is made of, beside the time. `None`: it names
+    /// others, or the cost.
     pub(crate) fn refusal(&self) -> Option<(Usage, Verdict, usize)> {
         let others = || self.lines().filter(|(_, of)| of.refusing > 0).count() > 1;
         let is_only = self.refusing.is_power_of_two()
@@ -392,7 +391,7 @@ impl Decision {
         self
     }
 
-    /// Of the fallback of a store that failed, under the quotas of one of `nodes`.
+    /// Marks a decision of the fallback of a store that failed, under the quotas of one of `nodes`.
     pub(crate) fn into_local(mut self, nodes: NonZero<u32>) -> Self {
         self.each_line(|of| {
             of.local = true;

@@ -359,7 +359,7 @@ impl From<&Self> for Limits {
     }
 }
 
-/// One limit in a charge of several, with its key and its cost. A limit without a line isn't
+/// A limit in a charge of several, with its key and its cost. A limit without a line isn't
 /// charged.
 ///
 /// ```

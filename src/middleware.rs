@@ -24,7 +24,7 @@
 //! one with the latest retry; if all pass, the one with the smallest part left (`decision/decide`),
 //! and among stacked layers the tightest (`headers`).
 //!
-//! What is returned for a dropped request, to all of its limits:
+//! All limits of a request that is dropped get back:
 //!
 //! - while it waits in the queue: nothing was taken, or what was is returned;
 //! - while the store decides: a call that was not sent is withdrawn, and one that was sent counts,

@@ -1,4 +1,4 @@
-//! What operators see: a log through `tracing`, and counters and timings through `metrics`. Only
+//! The operator's log through `tracing`, and counters and timings through `metrics`. Only
 //! these files use the two crates. Without `metrics` nothing is counted, and warnings that no
 //! subscriber of `tracing` shows go to standard error.
 //!
@@ -92,7 +92,7 @@ pub(crate) fn call_under_way() -> AtEnd<impl Fn()> {
     AtEnd(|| meters::call(-1.0))
 }
 
-/// What is counted: what became of a request, how one was answered without its store, and others.
+/// Events that are counted: a request's outcome, an answer without a store, and others.
 #[derive(Clone, Copy, PartialEq)]
 #[cfg_attr(not(all(feature = "metrics", feature = "tokio")), allow(dead_code))]
 pub(crate) enum Event {

@@ -126,7 +126,7 @@ pub(crate) struct Claim {
     pub(crate) counters: Arc<[Counter]>,
     pub(crate) terms: Terms,
     pub(crate) cost: Tokens,
-    /// It may have waited by other keys since.
+    /// When the request came: it may have waited by other keys since.
     pub(crate) arrived: Instant,
 }
 

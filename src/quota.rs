@@ -509,7 +509,7 @@ impl Quota {
         [first, second]
     }
 
-    /// Whether windows carry nothing over, and the limit is not 0.
+    /// Returns whether windows carry nothing over, and the limit is not 0.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.limit > 0 && self.capacity == self.limit

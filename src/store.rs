@@ -288,7 +288,7 @@ impl AnyStore {
         }
     }
 
-    /// What a process counted by itself while the store failed is of its `Remote` alone.
+    /// Counts of a process by itself, while the store failed, are its `Remote`'s alone.
     pub(crate) fn id(&self, is_local: bool) -> StoreId {
         let name = self.identity().filter(|_| !is_local).or_else(|| self.node_name());
         StoreId(self.pointer(), name)

@@ -11,7 +11,7 @@ use crate::quota::{Anchor, Calendar, FNV_1A, Quota, Span, fmix64, fnv_1a};
 /// The last instant, and the largest count: everything saturates here (S11).
 pub(crate) const MAX: i64 = Quota::MAX_TOKENS as i64;
 
-/// What a store keeps for one quota of one key. Instants are milliseconds since the epoch. Later
+/// A store's record for one quota of one key. Instants are milliseconds since the epoch. Later
 /// versions may add fields, so begin with the default and set what was read:
 ///
 /// ```
@@ -348,7 +348,7 @@ impl<'a> Window<'a> {
             return Some(0);
         }
         let windows = windows_for(self.counted() + cost - limit(self.quota), self.quota)?;
-        // What stands above a limit that was lowered is no debt, but leaves no room for more (S5).
+        // A count above a limit that was lowered is no debt, but leaves no room for more (S5).
         Some(windows.max(i64::from(cost > 0)))
     }
 

@@ -199,7 +199,7 @@ impl Decision {
         let fits = |line: LineWindows<'_, '_>| {
             line.windows.iter().all(|window| window.fits(line.cost, ask.reserve))
         };
-        // Whether the first one fits, its decision says.
+        // The first line's own decision says whether it fits.
         let mut fit = lines.clone().skip(1).all(fits);
         let late = fit && ask.reserve && lines.clone().all(fits) && are_too_late(lines.clone());
         Self::of_lines(lines.len(), |place| {
@@ -304,7 +304,7 @@ impl Decision {
         Some(Self { details: Some(all), ..merged })
     }
 
-    /// Whether this line refuses for longer or, if both pass, has the smaller part left.
+    /// Returns whether this line refuses for longer or, if both pass, has the smaller part left.
     #[inline(always)]
     fn prevails_over(&self, other: &Self) -> bool {
         if !(self.is_allowed() && other.is_allowed()) {
@@ -333,8 +333,8 @@ fn are_too_late<'w, 'a: 'w>(lines: impl Iterator<Item = LineWindows<'w, 'a>> + C
     }))
 }
 
-/// Whether a quota covers its tokens after the end of the window that covers them under another. An
-/// item is a quota's position, its current window, and the covering one.
+/// Returns whether a quota covers its tokens after the end of the window that covers them under
+/// another. An item is a quota's position, its current window, and the covering one.
 fn is_too_late(quotas: impl Iterator<Item = ((usize, usize), Span, Span)> + Clone) -> bool {
     let owed = quotas.clone().filter(|(_, window, covered)| covered.start > window.start);
     let Some((last, _, due)) = owed.max_by_key(|(_, _, covered)| covered.start) else {

@@ -49,7 +49,7 @@ impl Decision {
     }
 }
 
-/// What the arithmetic relies on.
+/// Returns whether the arithmetic can rely on these numbers.
 fn is_possible(granted: u64, numbers: &[i64; 5]) -> bool {
     let &[start, end, used, covered_start, covered_end] = numbers;
     let is_window = |start: i64, end: i64| -MAX <= start && start <= end && end <= MAX;

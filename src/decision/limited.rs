@@ -42,7 +42,7 @@ impl fmt::Display for RateLimited {
 
 impl Error for RateLimited {}
 
-/// What clients read of a limit, beside the standings.
+/// A limit's name and quotas as clients read them, beside its use.
 #[derive(Clone, Copy)]
 pub(crate) struct Label {
     pub(crate) name: LimitName,

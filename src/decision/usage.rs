@@ -7,7 +7,7 @@ use super::Verdict;
 use crate::quota::Span;
 use crate::window::Window;
 
-/// What a key has used of one quota, and what is left.
+/// A key's use of one quota, and what is left.
 ///
 /// ```
 /// use std::time::Duration;

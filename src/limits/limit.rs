@@ -17,8 +17,8 @@ use crate::store::Scope;
 pub(crate) type PlanFn = Arc<dyn Fn(&Parts, &Key) -> Option<Plan> + Send + Sync>;
 pub(crate) type CostFn = Arc<dyn Fn(&Parts) -> u64 + Send + Sync>;
 
-/// One or more quotas, with a name, a key that requests are counted by, and what a request costs.
-/// You build a [`FixedWindowLayer`](crate::FixedWindowLayer), a [`Limiter`](crate::Limiter) or
+/// Quotas with a name, a key that requests are counted by, and what a request costs. You build
+/// a [`FixedWindowLayer`](crate::FixedWindowLayer), a [`Limiter`](crate::Limiter) or
 /// [`Limits`](crate::Limits) from limits.
 ///
 /// A [`Quota`] becomes a `Limit` by `name`, `key`, `key_fn` or [`Limit::new`]. Options of the limit
@@ -351,8 +351,8 @@ impl fmt::Debug for Limit {
     }
 }
 
-/// What [`Limit::warn_at`](crate::Limit::warn_at) passes to its closure: a key has just used a
-/// percentage of a limit. A key may be an address or an id, so `Debug` shows no key.
+/// A warning that [`Limit::warn_at`](crate::Limit::warn_at) passes to its closure: a key has just
+/// used a percentage of a limit. A key may be an address or an id, so `Debug` shows no key.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct NearLimit<'a> {
@@ -362,7 +362,7 @@ pub struct NearLimit<'a> {
     pub key: &'a Key,
     /// The quota whose percentage is used.
     pub quota: Quota,
-    /// What the key has used of this quota, after the charge.
+    /// The key's use of this quota, after the charge.
     pub usage: Usage,
     /// The percentage that was given to [`Limit::warn_at`](crate::Limit::warn_at).
     pub percent: u8,

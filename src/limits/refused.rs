@@ -152,7 +152,7 @@ impl Tracker {
 #[derive(Default)]
 struct Counts<T> {
     places: HashMap<T, Refusals, RandomState>,
-    /// What each count was lowered by, and so at most a `most`th of all refusals.
+    /// Each count was lowered by so much, which is at most a `most`th of all refusals.
     decayed: u64,
 }
 

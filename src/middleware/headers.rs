@@ -52,7 +52,7 @@ impl Headers {
         matches!(self, Self::IetfDraft10 | Self::GitHubAndIetfDraft10)
     }
 
-    /// Whether each limit, or each quota, has a value of its own, with a distance in time.
+    /// Returns whether each limit, or each quota, has a value of its own, with a distance in time.
     pub(crate) fn each(self) -> bool {
         self.ietf() || self == Self::OpenAi
     }
@@ -168,7 +168,7 @@ impl PreparedHeaders {
     ) -> bool {
         // Most responses have no such header yet, so that inserting is the cheapest check.
         if let Some(theirs) = headers.insert(LIMIT, self.limit(decision.limit())) {
-            // That has replaced the value, and kept the author's name.
+            // A refusal has replaced the value, and kept the author's name.
             let author = headers.keys().find(|name| **name == LIMIT).map(address);
             let is_refused = author == Some(address(&REFUSED_LIMIT));
             // The inner layer may have let the request wait until after this window.
@@ -209,7 +209,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// What `make` returns, with the headers of a refusal by a quota but for the IETF's.
+    /// Returns what `make` does, with the headers of a refusal by a quota but for the IETF's.
     pub(crate) fn last_refusal(
         &self,
         decision: &Decision,

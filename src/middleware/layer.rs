@@ -70,7 +70,7 @@ use crate::queue::Queue;
 /// Without the feature `tokio`, or in a runtime without timers (`enable_time`), it reads only what
 /// is available immediately.
 ///
-/// It responds immediately to a larger `content-length` and to `expect: 100-continue`, and within
+/// The layer responds at once to a larger `content-length` and to `expect: 100-continue`, and within
 /// 0.1 s to gRPC calls and WebSockets over HTTP/2, whose clients read an early answer. A client
 /// that floods an HTTP/2 connection beyond these bounds still loses it; hyper's
 /// `max_local_error_reset_streams` sets how soon. If a request over HTTP/1 is left unread, its
@@ -300,7 +300,7 @@ impl<J> FixedWindowLayer<J> {
     /// [`is_local`](Decision::is_local) is `true`).
     ///
     /// The closure must not block, because the request waits for it; send slow work to a channel.
-    /// It does not get the key, which may be a credential: put what your app knows about the client
+    /// The closure gets no key, which may be a credential: put what your app knows about the client
     /// into the extensions. Call this again to add another closure.
     ///
     /// ```

@@ -311,7 +311,7 @@ impl LimitedRequest {
         }
     }
 
-    /// Whether a limit does anything, and under what: told by the log at its first request.
+    /// Logs the first request of a limit: that it does something, and under what.
     #[cfg(feature = "tracing")]
     fn log_first(&self) {
         let lines = || self.lines().chain(self.aside().iter().map(|(line, _)| line));

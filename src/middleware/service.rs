@@ -89,7 +89,7 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
     }
 }
 
-/// What the clones of a service have in common, behind one pointer: axum clones it for each request.
+/// The state of all clones of a service, behind one pointer: axum clones it for each request.
 struct InForce<J> {
     /// Read without a lock. Most layers never change their quotas.
     first: Arc<Current>,
@@ -120,7 +120,7 @@ impl<J> InForce<J> {
 pub(crate) struct Current {
     pub(crate) limits: Limits,
     pub(crate) options: Options,
-    /// Of each limit.
+    /// In the order of the limits.
     pub(crate) settings: Box<[Settings]>,
     /// Counts the requests that were marked: see [`mark`](Self::mark).
     marked: AtomicU32,

@@ -37,7 +37,7 @@ fn shows_errors() -> bool {
     false
 }
 
-/// What a line of the log needs is worked out only if it is shown.
+/// Returns whether the log shows refusals: only then is worked out what they need.
 pub(crate) fn shows_refusals() -> bool {
     #[cfg(feature = "tracing")]
     return tracing::level_enabled!(tracing::Level::DEBUG);

@@ -38,7 +38,7 @@ pub(super) struct Waiting {
     /// Those whose charges are in flight.
     in_flight: BTreeMap<u64, Box<Request>>,
     arrivals: u64,
-    /// Of the requests in both maps.
+    /// The sum of the requests in both maps.
     costs: Tokens,
     /// How many of these have to wait, by an answer.
     pub(super) have_to_wait: u64,
@@ -327,7 +327,7 @@ impl Waiting {
             return Some((self.refusal(me, claim, now), now));
         }
         if let Some((_, before)) = up_to.next_back() {
-            // One before it that is not polled is not waited for, as long as the first one is.
+            // A request before it that is not polled is not waited for, as long as the first one is.
             let before = before.next_poll.clamp(first_poll, first_poll + PATIENCE * (RANKS - 1));
             let until = (before + PATIENCE).min(last).max(now + TICK);
             if look.can_wait {

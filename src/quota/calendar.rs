@@ -54,7 +54,7 @@ pub struct Calendar {
     pub(super) zone: Zone,
 }
 
-/// What a [`Calendar`] is by the zone data of this process.
+/// A [`Calendar`] by the zone data of this process.
 #[derive(Clone, Copy)]
 struct Days {
     period: Period,
@@ -84,7 +84,7 @@ pub(crate) struct Span {
 }
 
 impl Calendar {
-    /// Of UTC.
+    /// In UTC.
     pub(super) const fn new(period: Period) -> Self {
         Self { period, since: -1, zone: Zone::UTC }
     }

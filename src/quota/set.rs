@@ -86,7 +86,7 @@ impl Quotas {
         Ok(self)
     }
 
-    /// Whether this cost can ever pass (S8).
+    /// Returns whether this cost can ever pass (S8).
     pub(crate) fn can_grant(&self, cost: u64) -> bool {
         self.iter().all(|quota| cost == 0 || quota.limit > 0 && cost <= quota.capacity)
     }
@@ -174,7 +174,7 @@ impl fmt::Debug for Quotas {
     }
 }
 
-/// What a request is limited by: quotas, or no limit at all. The closure of
+/// A request's quotas, or no limit at all. The closure of
 /// [`Limit::by_plan`](crate::Limit::by_plan) returns anything that converts into a plan: a
 /// [`Quota`], [`Quotas`], or an `Option` of either, where `None` means
 /// [`UNLIMITED`](Self::UNLIMITED). As text, no limit is `unlimited`.

@@ -90,7 +90,7 @@ impl Zone {
         self.0.map_or("UTC", |zone| &zone.name)
     }
 
-    /// What the zone's clock shows at an instant, as an instant of UTC.
+    /// Returns what the zone's clock shows at an instant, as an instant of UTC.
     pub(super) fn clock_at(self, at: i64) -> i64 {
         at + self.0.map_or(0, |zone| offset_at(&zone.rules, at))
     }

@@ -140,7 +140,7 @@ impl<'a> Adjust<'a> {
         for (i, window) in windows[..self.account.quotas.len()].iter().enumerate() {
             // A step back moves the window of a state, whose start still says which tokens it counts.
             let start = states[i].map_or(i64::MIN, |state| state.start).max(window.start);
-            // What is moved has other instants: any debt may be of a window later than the tokens.
+            // A moved count has other instants: any debt may be of a window later than the tokens.
             let alone_until = |end| if start > window.start { window.end } else { end };
             writes[i] = match self.within {
                 // A window that has ended stays ended, even if the clock has stepped back (S4).

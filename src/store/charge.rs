@@ -144,12 +144,12 @@ impl<'a> Charge<'a> {
         if place == 0 { self.first } else { self.others.at(place - 1) }
     }
 
-    /// Of the first line.
+    /// The first line's.
     pub(crate) fn account(&self) -> Account<'a> {
         self.first.0
     }
 
-    /// Of the first line.
+    /// The first line's.
     pub(crate) fn cost(&self) -> u64 {
         self.first.1
     }

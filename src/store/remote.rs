@@ -313,7 +313,7 @@ pub(crate) struct Caller {
     pub(super) deadline: Option<Duration>,
     remember: Duration,
     on_failure: OnStoreFailure,
-    /// That share the quotas while the store fails.
+    /// The nodes that share the quotas while the store fails.
     nodes: NonZero<u32>,
     outage: Outage,
 }

@@ -255,8 +255,8 @@ impl<C: Counters> SharedTable<C> {
 }
 
 impl Recent {
-    /// What the counters of simple charges were, if that is known of all; it is forgotten until their
-    /// call is answered. Old states do no harm: a write says what it was decided by.
+    /// Returns the last states of the counters of simple charges, if all are known; they are forgotten
+    /// until their call is answered. Old states do no harm: a write says what it was decided by.
     fn recall(&mut self, batch: &[WaitingQuestion], step: &Step) -> Option<Vec<Option<State>>> {
         self.answered.filter(|answered| answered.elapsed() < FRESH)?;
         if self.unread >= UNREAD {
@@ -285,7 +285,7 @@ impl Recent {
                 (Some(number), Some(([write], Some(more)))) => {
                     self.states.insert(number, write.state_after(more));
                 }
-                // It has written nothing.
+                // This one has written nothing.
                 (None, None) => {}
                 _ => waiting.counters.iter().for_each(|number| _ = self.states.remove(number)),
             }
@@ -421,7 +421,7 @@ fn are_wanted(batch: &[WaitingQuestion]) -> Vec<bool> {
     batch.iter().map(|waiting| waiting.is_wanted(at)).collect()
 }
 
-/// What is asked by those that are wanted.
+/// Returns what is asked by those that are wanted.
 fn asked_of<'a>(
     batch: &'a [WaitingQuestion],
     wanted: &'a [bool],

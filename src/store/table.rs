@@ -48,7 +48,7 @@ impl Slot {
 
 #[derive(Clone, Copy)]
 pub(super) enum Found {
-    /// It may have expired.
+    /// An entry that may have expired.
     Entry(Slot),
     Free(Slot),
     Full,

@@ -13,10 +13,10 @@ use crate::middleware::cost::Costs;
 use crate::store::{Reply, StoreError};
 use crate::sync::{Mutex, lock};
 
-/// What a response says of its charge. A true cost holds also if the response does not count (S15).
+/// A response's word on its charge. A true cost holds also if the response does not count (S15).
 #[derive(Clone)]
 pub(super) struct Actual {
-    /// Of settled limits, by name.
+    /// True costs of settled limits, by name.
     pub(super) costs: Costs,
     /// The charges of other limits stay, or are refunded.
     pub(super) counts: bool,

@@ -33,7 +33,7 @@ impl LimitedRequest {
         self.rare.as_ref().is_some_and(|rare| rare.asked.is_some())
     }
 
-    /// What is next for a request that waits: for an answer of the store, or in the queue.
+    /// Polls a request that waits for an answer of the store, or in the queue.
     pub(crate) fn poll(
         &mut self,
         parts: &Parts,

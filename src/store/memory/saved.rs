@@ -1,7 +1,7 @@
 //! Counts that outlive the process: [`MemoryStore::open`].
 //!
-//! What is saved: the entries whose windows run, each shard's times, and the quotas that each scope
-//! was charged under (`format`). When: at an interval, at `save`, and when the last clone of the
+//! Saved are the entries whose windows run, each shard's times, and the quotas that each scope
+//! was charged under (`format`), at an interval, at `save`, and when the last clone of the
 //! store is dropped, by a thread. A save that would change nothing leaves the file. One process at
 //! a time has it, and replaces it whole or not at all.
 

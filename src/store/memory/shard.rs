@@ -9,7 +9,7 @@ use crate::decision::{Ruling, Usage};
 use crate::quota::{Anchor, Quota, SavedWindows, Span, fmix64};
 use crate::window::{MAX, State, Window};
 
-/// One quota uses one in this many of a shard's overflow entries.
+/// A quota uses one in this many of a shard's overflow entries.
 const OVERFLOW_SHARE: u64 = 4;
 
 /// Buckets of the table for each bucket of its overflow.
@@ -41,7 +41,7 @@ pub(super) enum CountedIn {
     Free(Slot),
     /// A free entry, which starts with the count that the key has shared so far.
     Inheriting(Slot),
-    /// It lasts at least until this time once it is charged.
+    /// An overflow entry, which lasts at least until this time once it is charged.
     Overflow(Slot, i64),
     None,
 }
@@ -78,7 +78,7 @@ impl Home {
 
 pub(super) fn max_bytes(shards: usize, buckets: usize) -> usize {
     let all = (buckets + overflow(buckets)).saturating_mul(shards);
-    // One table may be doubling, and holds its old buckets until that is done.
+    // A table may be doubling, and holds its old buckets until that is done.
     all.saturating_add(buckets.div_ceil(2)).saturating_mul(size_of::<Bucket>())
 }
 
@@ -412,7 +412,7 @@ impl Shard {
         [&self.table, &self.overflow].map(Table::buckets)
     }
 
-    /// What runs later than now is of a clock that was ahead, which has stepped back.
+    /// A window that begins later than now is of a clock that was ahead, which has stepped back.
     pub(super) fn restored(
         own: Vec<Bucket>,
         overflow: Vec<Bucket>,

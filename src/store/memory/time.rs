@@ -13,7 +13,7 @@ pub(super) enum Time {
 #[derive(Clone, Copy)]
 pub(crate) struct Reading {
     pub(super) at: i64,
-    /// It may have been later, until then.
+    /// The instant may have been later, until then.
     pub(super) latest: i64,
 }
 

@@ -59,7 +59,7 @@ pub(super) struct WaitingQuestion {
     pub(super) counters: Box<[u64]>,
     /// How many calls have read and not written its counters.
     pub(super) tries: usize,
-    /// It shares calls only with others of its counters, since a counter could not be read.
+    /// The question shares calls only with others of its counters, since a counter could not be read.
     pub(super) is_parted: bool,
     /// Its caller's deadline.
     until: Option<Instant>,
@@ -67,7 +67,7 @@ pub(super) struct WaitingQuestion {
     reply: oneshot::Sender<Answer>,
 }
 
-/// What a caller learns at its deadline. It only waits for a call, it is in one, or a call has
+/// A question's fate, for its caller's deadline: it waits for a call, it is in one, or a call has
 /// answered that it was not written: the server works, and the counter changes or is locked.
 const WAITS: u8 = 0;
 const SENT: u8 = 1;
@@ -94,7 +94,7 @@ impl WaitingQuestion {
         self.counters.first().copied().filter(|_| self.asked.is_simple())
     }
 
-    /// What was not read may have changed long ago.
+    /// A counter that was not read may have changed long ago.
     pub(super) fn note_lost(&mut self, was_read: bool) {
         self.tries += usize::from(was_read);
         self.fate.store(if was_read { LOST } else { WAITS }, Relaxed);

@@ -138,7 +138,7 @@ impl Step {
         of
     }
 
-    /// Whether all are charges that pass in the windows that their counters have.
+    /// Returns whether all are charges that pass in the windows that their counters have.
     pub(super) fn passes(&self, decided: &DecidedStep) -> bool {
         let answers = self.places.iter().zip(&decided.answers);
         answers.filter(|(places, _)| !places.is_empty()).all(|(_, (group, decision))| {
