@@ -224,15 +224,9 @@ fn typed<B>(why: &Rejection<'_>, body: B, content_type: &HeaderValue) -> Respons
 
 fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
     static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
-    let Some(decision) = why.reason.decision() else {
-        let mut response = typed(why, B::from(problem(why)), &PROBLEM);
-        why.stamp(&mut response);
-        return response;
-    };
     let make = || typed(why, problem(why), &PROBLEM);
-    let mut refusal = why.headers.last_refusal(decision, make);
-    why.headers.finish_refused(&mut refusal, decision);
-    refusal.map(B::from)
+    let decision = why.reason.decision();
+    decision.map_or_else(make, |of| why.headers.last_refusal(of, make)).map(B::from)
 }
 
 /// A response with only status and headers, for bodies that can't be made from bytes: tonic's, a
@@ -515,7 +509,10 @@ impl<B: From<Bytes>> From<StoreError> for Response<B> {
 fn answer<B: From<Bytes>>(reason: &Reason) -> Response<B> {
     let name = reason.decision().map_or("", Decision::name);
     let headers = PreparedHeaders::new(Headers::GitHub, name, 0);
-    problem_response(&Rejection { reason, limited: None, name, headers: &headers })
+    let why = Rejection { reason, limited: None, name, headers: &headers };
+    let mut response = problem_response(&why);
+    why.stamp(&mut response);
+    response
 }
 
 /// As `From<RateLimited> for http::Response<B>`.

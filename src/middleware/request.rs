@@ -204,6 +204,9 @@ impl LimitedRequest {
                 self.decided = Decided::Charged(decision);
                 self.pass_charged(parts)
             }
+            Ok(ruling) if !self.is_shadow() => {
+                self.refused(Reason::RateLimited(self.decision(ruling)))
+            }
             Ok(ruling) => self.decide(parts, Ok(self.decision(ruling))),
             Err(reply) => match reply.into_now() {
                 Ok(answer) => self.decide(parts, answer),
@@ -357,7 +360,7 @@ impl LimitedRequest {
 
     /// The response, this `late` after the decision. Over HTTP/1, what is unread would be taken for
     /// the next request.
-    #[inline(never)]
+    #[inline(always)]
     pub(crate) fn refuse<R, J: Reject<R>>(
         &mut self,
         reject: &J,
@@ -371,18 +374,15 @@ impl LimitedRequest {
             decision.pass_time(late);
         }
         let Decided::Refused(reason) = &self.decided else { unreachable!("it was refused") };
-        let governing = self.settings_for(reason.decision());
-        let why = Rejection {
-            reason,
-            limited: self.current.options.status,
-            name: governing.limiter.name(),
-            headers: &governing.headers,
-        };
+        let Settings { limiter, headers, .. } = self.settings_for(reason.decision());
+        let (limited, name) = (self.current.options.status, limiter.name());
+        let why = Rejection { reason, limited, name, headers };
         let mut response = reject.reject(parts, &why);
         // The default answer has its headers from the start, which avoids a header map that is only
         // replaced. The type decides: a mark in a closure's response may be that of another limiter.
-        if TypeId::of::<J>() != TypeId::of::<ProblemJson>() {
-            why.stamp(&mut response);
+        match reason.decision().filter(|_| TypeId::of::<J>() == TypeId::of::<ProblemJson>()) {
+            Some(decision) => headers.finish_refused(&mut response, decision),
+            None => why.stamp(&mut response),
         }
         if is_unread && parts.version < Version::HTTP_2 {
             response.headers_mut().insert(CONNECTION, const { HeaderValue::from_static("close") });
