@@ -18,8 +18,8 @@ use crate::quota::Quotas;
 use crate::sync::MutexGuard;
 use crate::window::Window;
 
-/// A charge that the short path does not decide. If it is a plain one of one plain quota, its shard
-/// is locked at this time, found by this hash.
+/// A charge that the short path does not decide. If it is a plain one of one quota, its shard is
+/// locked at this time, found by this hash.
 pub(crate) type Undecided<'s> = Option<(Reading, MutexGuard<'s, Shard>, u64)>;
 
 pub(super) type Located<'a, const Q: usize> = ([CountedIn; Q], [Window<'a>; Q]);
@@ -32,12 +32,15 @@ impl MemoryStore {
     pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Undecided<'_>> {
         let Account { scope, quotas, key } = charge.account();
         let quota = quotas.first();
-        if quotas.len() > 1 || !charge.is_single() || !charge.is_plain() || !quota.is_plain() {
+        if quotas.len() > 1 || !charge.is_single() || !charge.is_plain() {
             return Err(None);
         }
         let (shard, hash) = self.memory.shards.shard_of(scope, key);
         let (time, fingerprint, cost) =
             (&self.memory.time, fingerprint(hash, quota), charge.cost());
+        if !quota.is_plain() {
+            return Err(Some((time.recently(), shard.lock(), hash)));
+        }
         if let Some(ruling) = shard.refuse_again(time, quota, fingerprint, cost) {
             return Ok(ruling);
         }
