@@ -261,6 +261,7 @@ fn refuse_running<const L: usize, const Q: usize>(
     lines: &[ChargeLine<'_>],
     running: &[Running<Q>; L],
 ) -> Decision {
+    let lines = if L < MAX_LIMITS { &lines[..L] } else { lines };
     let decided = Decision::of_lines(lines.len(), |i| {
         let ((account, cost), (_, usage)) = (&lines[i], &running[i]);
         let fits = usage.iter().all(|of| *cost <= of.remaining());
