@@ -326,7 +326,7 @@ impl AnyStore {
     pub(crate) fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         match self {
             Self::Memory(store) => store.charge(charge),
-            Self::Other(store) if charge.is_single() => store.charge(charge),
+            Self::Other(store) if charge.len() == 1 => store.charge(charge),
             Self::Other(store) => in_order::charge_in_order(store, charge),
         }
     }

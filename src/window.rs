@@ -157,6 +157,7 @@ impl<'a> Window<'a> {
         begins || latest >= self.until.known().map_or(self.end, |until| until.min(self.end))
     }
 
+    #[inline]
     fn new(now: i64, quota: &'a Quota, shift: u64) -> Self {
         let Span { start, end } = match quota.anchor {
             Anchor::Calendar(calendar) => calendar.around(now),

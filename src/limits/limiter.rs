@@ -343,6 +343,7 @@ impl Limiter {
         instant(self.store.now_ms())
     }
 
+    #[inline]
     pub(crate) fn is_unchanged(&self) -> bool {
         self.live.is_of(self.generation)
     }

@@ -140,6 +140,7 @@ impl<'a> Charge<'a> {
         1 + self.others.len()
     }
 
+    #[inline]
     pub(crate) fn line_at(&self, place: usize) -> (Account<'a>, u64) {
         if place == 0 { self.first } else { self.others.at(place - 1) }
     }
@@ -162,10 +163,6 @@ impl<'a> Charge<'a> {
     /// Returns whether the charge takes nothing.
     pub fn is_peek(&self) -> bool {
         self.ask.peek
-    }
-
-    pub(crate) fn is_single(&self) -> bool {
-        self.others.len() == 0
     }
 
     pub(super) fn is_plain(&self) -> bool {

@@ -229,7 +229,7 @@ impl Store for Remote {
             let Account { scope, key, .. } = charge.account();
             let decision = match caller.call_store(scope, key, |store| store.charge(charge)).await {
                 // A single line can't lie apart.
-                Err(error) if error.fault != Fault::Apart || charge.is_single() => {
+                Err(error) if error.fault != Fault::Apart || charge.len() == 1 => {
                     return caller.stand_in(charge, error);
                 }
                 answer => answer?,

@@ -32,15 +32,14 @@ impl MemoryStore {
     pub(crate) fn rule(&self, charge: Charge<'_>) -> Result<Ruling, Undecided<'_>> {
         let Account { scope, quotas, key } = charge.account();
         let quota = quotas.first();
-        if quotas.len() > 1 || !charge.is_single() || !charge.is_plain() {
+        if quotas.len() > 1 || charge.len() > 1 || !charge.is_plain() {
             return Err(None);
         }
-        let (shard, hash) = self.memory.shards.shard_of(scope, key);
-        let (time, fingerprint, cost) =
-            (&self.memory.time, fingerprint(hash, quota), charge.cost());
+        let ((shard, hash), time) = (self.memory.shards.shard_of(scope, key), &self.memory.time);
         if !quota.is_plain() {
             return Err(Some((time.recently(), shard.lock(), hash)));
         }
+        let (fingerprint, cost) = (fingerprint(hash, quota), charge.cost());
         if let Some(ruling) = shard.refuse_again(time, quota, fingerprint, cost) {
             return Ok(ruling);
         }

@@ -38,7 +38,7 @@ impl Asked {
         let charge = charge.as_charge();
         let mut lines = charge.lines().filter(|(_, cost)| *cost > 0);
         let quotas = lines.next().map(|(account, _)| account.quotas.as_slice());
-        charge.is_single() && charge.is_plain() && matches!(quotas, Some([of]) if of.is_plain())
+        charge.len() == 1 && charge.is_plain() && matches!(quotas, Some([of]) if of.is_plain())
     }
 
     /// Changes `states`, of which it has those at `places`. A correction has no decision.
