@@ -424,18 +424,20 @@ async fn closing_the_queue_ends_the_wait_for_the_service() {
     }
 }
 
-/// S13: a request whose cost is above a lowered limit is refused at `max_wait`, too.
+/// S13: also if the cost is above a lowered limit, or one of the limits was lifted.
 #[tokio::test(start_paused = true)]
-async fn a_lowered_limit_leaves_the_wait_for_the_service_its_end() {
-    for (closes, status) in [(false, 429), (true, 503)] {
-        let limit = Quota::per_minute(3).name("lowered").key(Key::global());
-        let limit = limit.cost_fn(|_: &Parts| 3).store(paused_memory());
-        let layer = FixedWindowLayer::new(limit).queue(5, secs(70));
+async fn a_changed_limit_leaves_the_wait_for_the_service_its_end() {
+    let changes = [Plan::from(Quota::per_minute(2)), Plan::UNLIMITED];
+    let ends = [(false, 429), (true, 503)];
+    for (change, (closes, status)) in changes.into_iter().flat_map(|of| ends.map(|end| (of, end))) {
+        let limit = |name| Quota::per_minute(3).name(name).key(Key::global()).cost_fn(|_| 3);
+        let limits = Limits::new(["changed", "other"].map(limit)).store(paused_memory());
+        let layer = FixedWindowLayer::new(limits).queue(5, secs(70));
         let mut service = layer.layer(ReadyIf::never());
         let [first, waiting] = [(); 2].map(|()| tokio::spawn(service.call(get("/"))));
         answered([first]).await;
         sleep(ms(1)).await;
-        Limits::from(&layer).limiter("lowered").set_quotas(Quota::per_minute(2));
+        Limits::from(&layer).limiter("changed").set_quotas(change);
         sleep(secs(5)).await;
         if closes {
             layer.close_queue();

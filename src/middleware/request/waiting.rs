@@ -68,12 +68,12 @@ impl LimitedRequest {
                             next => next,
                         };
                     }
-                    if need_not_wait && self.may_wait() {
+                    if self.lines().all(|line| self.is_eased(line, place.has_changed)) {
                         break Next::Ask;
                     }
-                    // One above a lowered limit waits no longer than before.
+                    // One that is still limited waits for its service no longer than before.
                     let changed = place.has_changed.then(|| self.terms());
-                    place.has_changed = need_not_wait;
+                    place.has_changed &= need_not_wait;
                     match place.look(changed, is_ready, cx.as_deref_mut()) {
                         Turn::Wait if need_not_wait => break Next::Ask,
                         Turn::Wait => break Next::Wait,
@@ -109,11 +109,12 @@ impl LimitedRequest {
 
     /// Some limits were lifted, or are in shadow mode by now, or are below the request's cost.
     fn need_not_wait(&self, has_changed: bool) -> bool {
-        has_changed && !self.may_wait()
-            || self.lines().any(|line| {
-                let is_shadow = self.settings_of(line).limiter.live.is_shadow();
-                is_shadow || has_changed && self.is_lifted(line)
-            })
+        has_changed && !self.may_wait() || self.lines().any(|line| self.is_eased(line, has_changed))
+    }
+
+    fn is_eased(&self, line: &RequestLine, has_changed: bool) -> bool {
+        let is_shadow = self.settings_of(line).limiter.live.is_shadow();
+        is_shadow || has_changed && self.is_lifted(line)
     }
 
     /// A plan's quotas, and a key's own, stay as they were when the request came (S40).
