@@ -53,7 +53,7 @@ impl Path {
 
 const PATHS: [Path; 13] = [
     Path::of_service("a request that passes", allowed, [2_451, 2_394]),
-    Path::of_service("a request that is refused", refused, [1_826, 1_655]),
+    Path::of_service("a request that is refused", refused, [1_826, 1_643]),
     Path::new("a decision in memory", decision, [382, 379]),
     Path::new("the first one of a key", first, [1_230, 1_201]),
     Path::new("a decision of two quotas", two, [634, 618]),
@@ -62,7 +62,7 @@ const PATHS: [Path; 13] = [
     Path::new("three limits in one charge", three_limits, [2_024, 1_771]),
     Path::new("the same refused by one", one_refuses, [2_291, 2_034]),
     Path::new("a refusal of one limit", refusal, [398, 374]),
-    Path::new("a limit of 0 refuses", zero, [709, 715]),
+    Path::new("a limit of 0 refuses", zero, [709, 680]),
     Path::new(QUEUES[0], short_queue, [8_468, 7_159]),
     Path::new(QUEUES[1], long_queue, [10_586, 9_425]),
 ];
