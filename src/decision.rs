@@ -17,7 +17,7 @@ mod kept;
 mod limited;
 mod usage;
 
-pub(crate) use decide::{Ask, LineWindows, Ruling};
+pub(crate) use decide::{LineWindows, Mode, Ruling};
 #[cfg(feature = "serde")]
 pub(crate) use kept::KeptDecision;
 pub use limited::RateLimited;
@@ -70,7 +70,7 @@ pub struct Decision {
     /// The tokens taken, or those that a refused charge asked for.
     cost: u64,
     verdict: Verdict,
-    /// In the order of the quotas. If [`LineDetails`] has the standings, only the governing quota's
+    /// In the order of the quotas. If [`LineDetails`] has them all, only the governing quota's
     /// is here, at its position modulo [`MAX_INLINE`].
     inline: [Usage; MAX_INLINE],
     name: LimitName,
@@ -80,7 +80,7 @@ pub struct Decision {
     /// A bit for each quota that refused.
     refusing: u8,
     /// A bit for each quota whose tokens were taken from a count that other keys share.
-    shared: u8,
+    overflow: u8,
     /// `true` if the fallback of a store that failed decided.
     local: bool,
     shadow: bool,
@@ -109,8 +109,8 @@ struct Details {
 
 #[derive(Clone)]
 struct LineDetails {
-    standings: [Usage; Quotas::MAX],
-    /// The window that covers the tokens of each quota, if that is not the standing's.
+    usage: [Usage; Quotas::MAX],
+    /// The window that covers the tokens of each quota, if that is not the one of its use.
     covered: Option<[Span; Quotas::MAX]>,
     /// The nodes that shared the quotas, if the fallback decided.
     nodes: NonZero<u32>,
@@ -189,8 +189,8 @@ impl Decision {
     /// Returns the usage of each quota, in the order of the quotas.
     #[inline(always)]
     pub fn usage(&self) -> &[Usage] {
-        let standings = self.line_details().map_or(&self.inline[..], |of| &of.standings);
-        &standings[..self.len.into()]
+        let usage = self.line_details().map_or(&self.inline[..], |of| &of.usage);
+        &usage[..self.len.into()]
     }
 
     /// Returns the quotas that refused, as indexes into [`usage`](Self::usage).
@@ -340,11 +340,11 @@ impl Decision {
         Self::of_lines(charged, changed).expect("a decision has a line")
     }
 
-    fn detail(&mut self) -> &mut LineDetails {
+    fn line_details_mut(&mut self) -> &mut LineDetails {
         let new = || {
-            let mut standings = [Usage::NONE; Quotas::MAX];
-            standings[..MAX_INLINE].copy_from_slice(&self.inline);
-            Box::new(LineDetails { standings, covered: None, nodes: NonZero::<u32>::MIN })
+            let mut usage = [Usage::NONE; Quotas::MAX];
+            usage[..MAX_INLINE].copy_from_slice(&self.inline);
+            Box::new(LineDetails { usage, covered: None, nodes: NonZero::<u32>::MIN })
         };
         self.details.get_or_insert_default().line.get_or_insert_with(new)
     }
@@ -357,11 +357,10 @@ impl Decision {
     /// The decision has one line.
     pub(crate) fn with_cost(mut self, cost: u64) -> Self {
         let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted() as i64;
-        let add =
-            |standing: &mut Usage| standing.used = standing.used.saturating_add(more).min(MAX);
+        let add = |usage: &mut Usage| usage.used = usage.used.saturating_add(more).min(MAX);
         self.inline.iter_mut().for_each(add);
         if self.details.is_some() {
-            self.detail().standings.iter_mut().for_each(add);
+            self.line_details_mut().usage.iter_mut().for_each(add);
         }
         self.cost = cost;
         self.govern_by_tightest();
@@ -373,7 +372,7 @@ impl Decision {
     /// window of the grid counts (S14).
     pub(crate) fn refundable_within(&self, i: usize) -> Option<Span> {
         let (start, end) = (self.usage()[i].start, self.covering_window(i).end);
-        (self.shared >> i & 1 == 0).then_some(Span { start, end })
+        (self.overflow >> i & 1 == 0).then_some(Span { start, end })
     }
 
     /// For a response that is handed on later than this was decided (S18).
@@ -396,7 +395,7 @@ impl Decision {
         self.each_line(|of| {
             of.local = true;
             if nodes > NonZero::<u32>::MIN {
-                of.detail().nodes = nodes;
+                of.line_details_mut().nodes = nodes;
             }
         });
         self
@@ -412,7 +411,7 @@ impl Decision {
     fn govern_by(&mut self, i: usize) {
         self.governing = i as u8;
         if let Some(of) = self.details.as_deref().and_then(|of| of.line.as_ref()) {
-            self.inline[i % MAX_INLINE] = of.standings[i];
+            self.inline[i % MAX_INLINE] = of.usage[i];
         }
     }
 
@@ -437,7 +436,7 @@ impl PartialEq for Decision {
     fn eq(&self, other: &Self) -> bool {
         let all = |this: &Self| (this.now, this.verdict, this.governing_line());
         let line = |(place, of): (usize, &Self)| {
-            let bits = (of.refusing, of.shared, of.local, of.governing);
+            let bits = (of.refusing, of.overflow, of.local, of.governing);
             let count = (of.name, of.periods, of.now, of.cost, of.verdict);
             let windows = of.usage().iter().enumerate();
             let windows: Vec<_> =
@@ -454,7 +453,7 @@ impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decision")
             .field("verdict", &self.verdict)
-            .field("standings", &self.usage())
+            .field("usage", &self.usage())
             .field("governing", &self.governing_index())
             .field("now", &self.now)
             .finish_non_exhaustive()

@@ -1,15 +1,16 @@
-//! Decides a charge: over all quotas of a key (S6), and over all limits (S37).
+//! Decides a charge: over all quotas of a key (S6), over all limits (S37), and behind requests that
+//! wait (S13).
 
 use std::iter;
 
 use super::{Decision, Details, Label, MAX_INLINE, Usage, Verdict};
-use crate::quota::{Quotas, Span};
+use crate::quota::{Quota, Quotas, Span};
 use crate::window::{State, Window};
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ask {
+pub(crate) struct Mode {
     pub(crate) reserve: bool,
-    /// `true` if nothing is taken: the standings are those before the charge.
+    /// `true` if nothing is taken: the decision reports the use before the charge.
     pub(crate) peek: bool,
 }
 
@@ -19,10 +20,10 @@ impl Decision {
         label: Label,
         now: i64,
         cost: u64,
-        standings: [Usage; N],
+        usage: [Usage; N],
         len: usize,
     ) -> Self {
-        let inline = [standings[0], if N > 1 { standings[1] } else { Usage::NONE }];
+        let inline = [usage[0], if N > 1 { usage[1] } else { Usage::NONE }];
         let mut decision = Self {
             now,
             cost,
@@ -33,19 +34,19 @@ impl Decision {
             len: len as u8,
             governing: 0,
             refusing: 0,
-            shared: 0,
+            overflow: 0,
             local: false,
             shadow: false,
             details: None,
         };
         if N > MAX_INLINE && len > MAX_INLINE {
-            decision.detail().standings[..N].copy_from_slice(&standings);
+            decision.line_details_mut().usage[..N].copy_from_slice(&usage);
         }
         decision
     }
 
-    /// [`over`](Self::over) for a plain charge in [running](Window::running) windows, with these
-    /// standings before it. `fits` is whether all grant it.
+    /// [`over`](Self::over) for a plain charge in [running](Window::running) windows, with this
+    /// use before it. `fits` is whether all grant it.
     #[inline(always)]
     pub(crate) fn all_running<const N: usize>(
         label: Label,
@@ -55,8 +56,8 @@ impl Decision {
         fits: bool,
     ) -> Self {
         let taken = if fits { cost as i64 } else { 0 };
-        let standings = usage.map(|usage| Usage { used: usage.used + taken, ..usage });
-        let mut decision = Self::new(label, now, cost, standings, N);
+        let usage = usage.map(|usage| Usage { used: usage.used + taken, ..usage });
+        let mut decision = Self::new(label, now, cost, usage, N);
         if !fits {
             let ranks = usage.iter().map(|usage| (usage.verdict(cost), usage.end));
             decision.refuse(ranks.enumerate().filter(|(_, (of, _))| *of != Verdict::Passed));
@@ -72,32 +73,32 @@ impl Decision {
     fn over<const N: usize>(
         now: i64,
         LineWindows { label, windows, cost, .. }: LineWindows<'_, '_>,
-        ask: Ask,
+        mode: Mode,
     ) -> (Self, [Option<State>; N]) {
         let mut refusing = 0;
         for (i, window) in windows.iter().enumerate() {
-            refusing |= u8::from(!window.fits(cost, ask.reserve)) << i;
+            refusing |= u8::from(!window.fits(cost, mode.reserve)) << i;
         }
-        let granted = if refusing == 0 && !ask.peek { cost } else { 0 };
+        let granted = if refusing == 0 && !mode.peek { cost } else { 0 };
         let mut writes = [None; N];
-        let mut standings = [Usage::NONE; N];
-        for ((window, standing), write) in windows.iter().zip(&mut standings).zip(&mut writes) {
-            *standing = Usage::from_window(window);
+        let mut usage = [Usage::NONE; N];
+        for ((window, usage), write) in windows.iter().zip(&mut usage).zip(&mut writes) {
+            *usage = Usage::from_window(window);
             // A charge of 0 takes nothing (S8), and neither does a refused one.
             if granted > 0 {
                 let state = window.take(granted);
-                standing.used = state.used;
+                usage.used = state.used;
                 *write = Some(state);
-            } else if !ask.peek {
+            } else if !mode.peek {
                 *write = window.moved();
             }
         }
-        let mut decision = Self::new(label, now, granted, standings, windows.len());
+        let mut decision = Self::new(label, now, granted, usage, windows.len());
         if refusing > 0 {
             decision.cost = cost;
             let refusing = windows.iter().enumerate().filter(|(i, _)| refusing >> i & 1 == 1);
             decision.refuse(refusing.map(|(i, window)| {
-                let verdict = match window.retry_at(cost, ask.reserve) {
+                let verdict = match window.retry_at(cost, mode.reserve) {
                     Some(retry_at) => Verdict::Refused { retry_at },
                     None => Verdict::RefusedForGood,
                 };
@@ -105,12 +106,12 @@ impl Decision {
             }));
         } else {
             decision.govern_by_tightest();
-            if ask.reserve
+            if mode.reserve
                 && granted > 0
                 && let Some((covered, ready_at)) = reservation(windows, cost)
             {
                 decision.verdict = Verdict::Reserved { ready_at };
-                decision.detail().covered = Some(covered);
+                decision.line_details_mut().covered = Some(covered);
             }
         }
         (decision, writes)
@@ -182,7 +183,7 @@ pub(crate) struct LineWindows<'w, 'a> {
     pub(crate) windows: &'w [Window<'a>],
     pub(crate) cost: u64,
     /// A bit for each quota whose count other keys share.
-    pub(crate) shared: u8,
+    pub(crate) overflow: u8,
 }
 
 impl Decision {
@@ -192,34 +193,35 @@ impl Decision {
     #[inline(always)]
     pub(crate) fn over_lines<'w, 'a: 'w, const N: usize>(
         now: i64,
-        ask: Ask,
+        mode: Mode,
         mut lines: impl ExactSizeIterator<Item = LineWindows<'w, 'a>> + Clone,
         mut write: impl FnMut(usize, bool, [Option<State>; N]),
     ) -> Self {
         let fits = |line: LineWindows<'_, '_>| {
-            line.windows.iter().all(|window| window.fits(line.cost, ask.reserve))
+            line.windows.iter().all(|window| window.fits(line.cost, mode.reserve))
         };
         // The first line's own decision says whether it fits.
-        let mut fit = lines.clone().skip(1).all(fits);
-        let late = fit && ask.reserve && lines.clone().all(fits) && are_too_late(lines.clone());
+        let mut others_fit = lines.clone().skip(1).all(fits);
+        let all_late =
+            others_fit && mode.reserve && lines.clone().all(fits) && are_too_late(lines.clone());
         Self::of_lines(lines.len(), |place| {
             let line = lines.next()?;
-            let fits_beside = !fit && fits(line);
-            let late = late || fits_beside && ask.reserve && are_too_late(iter::once(line));
+            let fits_beside = !others_fit && fits(line);
+            let is_late = all_late || fits_beside && mode.reserve && are_too_late(iter::once(line));
             // A late reservation is decided as if it passed, and then undone.
-            let peek = !late && (ask.peek || fits_beside);
-            let (mut decision, mut writes) = Self::over::<N>(now, line, Ask { peek, ..ask });
-            fit &= decision.is_allowed();
-            if late {
+            let peek = !is_late && (mode.peek || fits_beside);
+            let (mut decision, mut writes) = Self::over::<N>(now, line, Mode { peek, ..mode });
+            others_fit &= decision.is_allowed();
+            if is_late {
                 decision = decision.undone();
             }
-            if !ask.peek {
-                if late || fits_beside {
+            if !mode.peek {
+                if is_late || fits_beside {
                     let moved = line.windows.iter().map(|window| window.moved());
                     writes = [None; N];
                     writes.iter_mut().zip(moved).for_each(|(write, moved)| *write = moved);
                 }
-                decision.shared |= line.shared;
+                decision.overflow |= line.overflow;
                 write(place, decision.granted() > 0, writes);
             }
             Some(decision)
@@ -261,7 +263,7 @@ impl Decision {
     pub(crate) fn returned(self) -> Self {
         let mut returned = self.with_cost(0);
         returned.verdict = Verdict::Passed;
-        returned.detail().covered = None;
+        returned.line_details_mut().covered = None;
         returned
     }
 }
@@ -341,4 +343,44 @@ fn is_too_late(quotas: impl Iterator<Item = ((usize, usize), Span, Span)> + Clon
         return false;
     };
     quotas.into_iter().any(|(quota, _, covered)| quota != last && covered.end <= due.start)
+}
+
+impl Decision {
+    /// When further tokens of one limit could all have passed, at the earliest, and the quota that
+    /// lets them pass last. The decision has one line.
+    pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u64) -> (i64, usize) {
+        let at = |(i, quota): (usize, &Quota)| {
+            let usage = &self.usage()[i];
+            // A count above the limit may end with its window (S5).
+            let window =
+                Window::of_usage(quota, usage.span(), usage.used.min(quota.limit() as i64));
+            let start = window.covering_window(tokens.min(Quota::MAX_TOKENS)).start;
+            // A window that runs may begin later than now, if the clock has stepped back (S4).
+            (if start < usage.end { self.now } else { start }, i)
+        };
+        quotas.iter().enumerate().map(at).max().unwrap_or((self.now, 0))
+    }
+
+    /// The refusal, `later` milliseconds after this decision, of a request that has to wait `after`
+    /// this decision, for a quota of the limit at this place.
+    pub(crate) fn refusal_behind(
+        &self,
+        (after, place, quota): (i64, usize, usize),
+        later: i64,
+    ) -> Self {
+        self.map_lines(|at, mut of| {
+            let retry_at = of.now.saturating_add(after);
+            (of.cost, of.now) = (0, of.now.saturating_add(later));
+            if of.verdict > (Verdict::Refused { retry_at }) {
+                // The cost was another request's.
+                (of.verdict, of.refusing) = (Verdict::Passed, 0);
+            }
+            if at == place {
+                of.refusing |= 1 << quota;
+                of.verdict = Verdict::Refused { retry_at: retry_at.max(of.now) };
+                of.govern_by(quota);
+            }
+            of
+        })
+    }
 }

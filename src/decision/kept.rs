@@ -16,14 +16,14 @@ impl Decision {
             [start, end, usage.used, covered.start, covered.end]
         };
         let windows = self.usage().iter().enumerate().map(of).collect();
-        (self.now, self.granted(), self.shared, windows)
+        (self.now, self.granted(), self.overflow, windows)
     }
 
     /// Returns `None` if no decision can have these numbers.
     pub(crate) fn from_kept(name: LimitName, quotas: &Quotas, kept: &KeptDecision) -> Option<Self> {
-        let &(now, granted, shared, ref windows) = kept;
+        let &(now, granted, overflow, ref windows) = kept;
         if windows.len() != quotas.len()
-            || shared >> windows.len() > 0
+            || overflow >> windows.len() > 0
             || !(0..=MAX).contains(&now)
             || !windows.iter().all(|window| is_possible(granted, window))
         {
@@ -35,15 +35,15 @@ impl Decision {
         for (i, (quota, &[start, end, used, covered_start, covered_end])) in
             quotas.iter().zip(windows).enumerate()
         {
-            decision.detail().standings[i] = Usage { limit: quota.limit, start, end, used };
+            decision.line_details_mut().usage[i] = Usage { limit: quota.limit, start, end, used };
             covered[i] = Span { start: covered_start, end: covered_end };
         }
-        decision.detail().covered = Some(covered);
+        decision.line_details_mut().covered = Some(covered);
         let later = |[start, _, _, covered, _]: &[i64; 5]| (covered > start).then_some(*covered);
         if let Some(ready_at) = windows.iter().filter_map(later).max() {
             decision.verdict = Verdict::Reserved { ready_at };
         }
-        decision.shared = shared;
+        decision.overflow = overflow;
         decision.govern_by_tightest();
         Some(decision)
     }

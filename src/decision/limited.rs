@@ -1,15 +1,13 @@
-//! A refused charge as an error, [`RateLimited`], and as the answer to requests that wait behind
-//! others; and what a decision knows of its limits: [`Label`].
+//! A refused charge as an error, [`RateLimited`], and what a decision knows of its limits: [`Label`].
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use super::{Decision, Verdict};
+use super::Decision;
 use crate::observe;
-use crate::quota::{Periods, Quota, Quotas};
-use crate::window::Window;
+use crate::quota::Periods;
 
 /// A refused charge as an error, which [`Decision::into_result`] and [`Limiter::charge`] return.
 ///
@@ -82,45 +80,5 @@ impl LimitName {
 
     pub(crate) fn text(self) -> &'static str {
         self.0.map_or("", |name| name)
-    }
-}
-
-impl Decision {
-    /// When further tokens of one limit could all have passed, at the earliest, and the quota that
-    /// lets them pass last. The decision has one line.
-    pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u64) -> (i64, usize) {
-        let at = |(i, quota): (usize, &Quota)| {
-            let usage = &self.usage()[i];
-            // A count above the limit may end with its window (S5).
-            let window =
-                Window::of_usage(quota, usage.span(), usage.used.min(quota.limit() as i64));
-            let start = window.covering_window(tokens.min(Quota::MAX_TOKENS)).start;
-            // A window that runs may begin later than now, if the clock has stepped back (S4).
-            (if start < usage.end { self.now } else { start }, i)
-        };
-        quotas.iter().enumerate().map(at).max().unwrap_or((self.now, 0))
-    }
-
-    /// The refusal, `later` milliseconds after this decision, of a request that has to wait `after`
-    /// this decision, for a quota of the limit at this place.
-    pub(crate) fn refusal_behind(
-        &self,
-        (after, place, quota): (i64, usize, usize),
-        later: i64,
-    ) -> Self {
-        self.map_lines(|at, mut of| {
-            let retry_at = of.now.saturating_add(after);
-            (of.cost, of.now) = (0, of.now.saturating_add(later));
-            if of.verdict > (Verdict::Refused { retry_at }) {
-                // The cost was another request's.
-                (of.verdict, of.refusing) = (Verdict::Passed, 0);
-            }
-            if at == place {
-                of.refusing |= 1 << quota;
-                of.verdict = Verdict::Refused { retry_at: retry_at.max(of.now) };
-                of.govern_by(quota);
-            }
-            of
-        })
     }
 }

@@ -1,4 +1,4 @@
-//! The standing of one quota of a key after a charge: [`Usage`].
+//! A key's use of one quota after a charge: [`Usage`].
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

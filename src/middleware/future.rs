@@ -85,7 +85,7 @@ where
                 FutureState::Calling { future: service.call(Request::from_parts(parts, body)) }
             }
             Next::Refuse => Self::refuse(&mut limited, reject, parts, body),
-            Next::Wait | Next::Ask => Self::wait(&limited, service, reject, parts, body),
+            Next::Wait | Next::AwaitService => Self::wait(&limited, service, reject, parts, body),
         };
         Self { state, limited }
     }
@@ -104,7 +104,7 @@ where
                 FutureState::Reading { held: Some(Box::new((parts, rest, Arc::clone(reject)))) }
             }
             Err(is_unread) => {
-                let response = limited.refuse(&**reject, &parts, Duration::ZERO, is_unread);
+                let response = limited.make_refusal(&**reject, &parts, Duration::ZERO, is_unread);
                 FutureState::Refused { response: Some(response) }
             }
         }
@@ -118,7 +118,7 @@ where
         parts: Parts,
         body: B,
     ) -> FutureState<S, B, J> {
-        let (is_claimed, reject) = (limited.is_asking(), Arc::clone(reject));
+        let (is_claimed, reject) = (limited.is_in_flight(), Arc::clone(reject));
         let unready = service.clone();
         let ready = mem::replace(service, unready.clone());
         let service = if is_claimed { ready } else { unready };
@@ -140,7 +140,7 @@ where
                 let mut is_ready = false;
                 let next = loop {
                     match limited.poll(&held.parts, is_ready, Some(cx)) {
-                        Next::Ask => {
+                        Next::AwaitService => {
                             held.is_claimed = true;
                             if let Poll::Ready(ready) = held.service.poll_ready(cx) {
                                 ready?;
@@ -148,7 +148,7 @@ where
                                 continue;
                             }
                         }
-                        Next::Wait if limited.is_asking() => {}
+                        Next::Wait if limited.is_in_flight() => {}
                         Next::Wait => {
                             if mem::take(&mut held.is_claimed) {
                                 held.service = held.service.clone();
@@ -173,7 +173,7 @@ where
                 let (_, rest, _) = &mut **held.as_mut().expect(DONE);
                 let (late, is_unread) = ready!(rest.poll(cx));
                 let (parts, _, reject) = *held.take().expect(DONE);
-                let response = limited.refuse(&*reject, &parts, late, is_unread);
+                let response = limited.make_refusal(&*reject, &parts, late, is_unread);
                 FutureState::Refused { response: Some(response) }
             }
             FutureStateProj::Calling { .. } | FutureStateProj::Refused { .. } => {

@@ -53,7 +53,7 @@ impl Headers {
     }
 
     /// Returns whether each limit, or each quota, has a value of its own, with a distance in time.
-    pub(crate) fn each(self) -> bool {
+    pub(crate) fn are_for_each(self) -> bool {
         self.ietf() || self == Self::OpenAi
     }
 
@@ -116,11 +116,11 @@ pub(crate) struct PreparedHeaders {
     style: Headers,
     limit: (u64, HeaderValue),
     resource: Option<HeaderValue>,
-    refusal: Mutex<Option<LastRefusal>>,
+    refusal: Mutex<Option<LastResponse>>,
 }
 
 /// With its `retry-after`: during an attack, all refusals of a second are the same.
-type LastRefusal = ((Usage, Verdict, usize), Option<u64>, Response<Bytes>);
+type LastResponse = ((Usage, Verdict, usize), Option<u64>, Response<Bytes>);
 
 impl PreparedHeaders {
     pub(crate) fn new(style: Headers, name: &str, limit: u64) -> Self {
@@ -145,7 +145,7 @@ impl PreparedHeaders {
             } else {
                 response.headers().keys().any(|name| address(name) == address(&REFUSED_LIMIT))
             };
-        if self.style.each() && !refused {
+        if self.style.are_for_each() && !refused {
             let late = called_at.map_or(Duration::ZERO, |at| at.elapsed());
             self.put_each(response.headers_mut(), decision, decision.now_after(late));
         }
@@ -201,7 +201,7 @@ impl PreparedHeaders {
 
     #[inline]
     pub(crate) fn finish_refused<R>(&self, response: &mut Response<R>, decision: &Decision) {
-        if self.style.each() {
+        if self.style.are_for_each() {
             self.put_each(response.headers_mut(), decision, decision.now_ms());
         }
         if !self.style.github() {

@@ -84,14 +84,14 @@ pub struct Rejection<'a> {
     /// The name of the limit that refuses; if several do, of the one with the longest wait. It is
     /// empty if the limit has none.
     pub name: &'a str,
-    pub(crate) limited: Option<StatusCode>,
+    pub(crate) layer_status: Option<StatusCode>,
     pub(crate) headers: &'a PreparedHeaders,
 }
 
 impl Rejection<'_> {
     /// Returns the status of the response.
     pub fn status(&self) -> StatusCode {
-        match (self.reason, self.limited) {
+        match (self.reason, self.layer_status) {
             (Reason::RateLimited(_), Some(status)) => status,
             (reason, _) => reason.answer().0,
         }
@@ -509,7 +509,7 @@ impl<B: From<Bytes>> From<StoreError> for Response<B> {
 fn answer<B: From<Bytes>>(reason: &Reason) -> Response<B> {
     let name = reason.decision().map_or("", Decision::name);
     let headers = PreparedHeaders::new(Headers::GitHub, name, 0);
-    let why = Rejection { reason, limited: None, name, headers: &headers };
+    let why = Rejection { reason, layer_status: None, name, headers: &headers };
     let mut response = problem_response(&why);
     why.stamp(&mut response);
     response

@@ -2,7 +2,7 @@
 //! [`LimitedRequest`].
 //!
 //! ```text
-//! start ──> lines ──> charge ──────────────> decide ──> call, or refuse
+//! start ──> lines ──> charge ──────────────> answer ──> call, or refuse
 //!           keys      the store, in the      report     the response may `correct` the charge,
 //!           plans     queue when it is due              and gets the headers
 //!           costs
@@ -71,7 +71,7 @@ struct Rare {
     /// Limits in shadow mode beside these.
     aside: Vec<(RequestLine, AsideCharge)>,
     /// A charge in flight.
-    asked: Option<PendingDecision>,
+    in_flight: Option<PendingDecision>,
     /// Boxed, since it is taken for each look.
     queued: Option<Box<Place>>,
 }
@@ -82,7 +82,7 @@ pub(crate) enum Next {
     /// Poll again when it is woken.
     Wait,
     /// Poll again once the service is ready: the request is charged, or called, then.
-    Ask,
+    AwaitService,
 }
 
 /// Kept here from where it is made, since moving a decision is measurable.
@@ -121,18 +121,18 @@ impl LimitedRequest {
         }
         match find_line(&self.current.settings[0], parts, &mut self.first) {
             Ok(lines) => self.lines = lines,
-            Err(reason) => return self.refused(reason),
+            Err(reason) => return self.refuse(reason),
         }
         for limit in 1..self.current.settings.len() {
             if let Err(reason) = self.find_other(limit, parts) {
-                return self.refused(reason);
+                return self.refuse(reason);
             }
         }
         self.begin(parts, None)
     }
 
     #[inline(always)]
-    fn refused(&mut self, reason: Reason) -> Next {
+    fn refuse(&mut self, reason: Reason) -> Next {
         self.decided = Decided::Refused(reason);
         Next::Refuse
     }
@@ -205,16 +205,16 @@ impl LimitedRequest {
                 self.pass_charged(parts)
             }
             Ok(ruling) if !self.is_shadow() => {
-                self.refused(Reason::RateLimited(self.decision(ruling)))
+                self.refuse(Reason::RateLimited(self.decision(ruling)))
             }
-            Ok(ruling) => self.decide(parts, Ok(self.decision(ruling))),
+            Ok(ruling) => self.take_answer(parts, Ok(self.decision(ruling))),
             Err(reply) => match reply.into_now() {
-                Ok(answer) => self.decide(parts, answer),
+                Ok(answer) => self.take_answer(parts, answer),
                 Err(later) => {
                     // For a request that is dropped while the store decides (S14).
                     let refunds = self.current.options.refund_dropped;
                     let refund = refunds.then(|| self.refundable());
-                    self.rare().asked = Some(PendingDecision::new(later, refund));
+                    self.rare().in_flight = Some(PendingDecision::new(later, refund));
                     Next::Wait
                 }
             },
@@ -241,7 +241,7 @@ impl LimitedRequest {
         ruling.into_decision(self.account(&self.first).label())
     }
 
-    fn decide(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
+    fn take_answer(&mut self, parts: &Parts, answer: Result<Decision, StoreError>) -> Next {
         let shadow = self.is_shadow();
         match answer.map(|decision| decision.with_shadow(shadow)) {
             Ok(decision) if decision.is_allowed() => {
@@ -254,7 +254,7 @@ impl LimitedRequest {
                 self.report(parts, &decision);
                 Next::Call
             }
-            Ok(decision) => self.refused(Reason::RateLimited(decision)),
+            Ok(decision) => self.refuse(Reason::RateLimited(decision)),
             // Without an answer there is no standing to report (S23).
             Err(error) if error.allows() || shadow => self.fail_open(parts),
             Err(error) => {
@@ -264,7 +264,7 @@ impl LimitedRequest {
                          policy. Write .store(Remote::around(..)), which counts in memory meanwhile"
                     ));
                 }
-                self.refused(Reason::StoreFailed)
+                self.refuse(Reason::StoreFailed)
             }
         }
     }
@@ -293,7 +293,7 @@ impl LimitedRequest {
     #[inline]
     pub(crate) fn prepare_call(&mut self, extensions: &mut Extensions) {
         let current = &self.current;
-        if current.options.headers.each() {
+        if current.options.headers.are_for_each() {
             self.called_at = Some(Instant::now());
         }
         if current.options.expose_decision {
@@ -361,7 +361,7 @@ impl LimitedRequest {
     /// The response, this `late` after the decision. Over HTTP/1, what is unread would be taken for
     /// the next request.
     #[inline(always)]
-    pub(crate) fn refuse<R, J: Reject<R>>(
+    pub(crate) fn make_refusal<R, J: Reject<R>>(
         &mut self,
         reject: &J,
         parts: &Parts,
@@ -375,8 +375,8 @@ impl LimitedRequest {
         }
         let Decided::Refused(reason) = &self.decided else { unreachable!("it was refused") };
         let Settings { limiter, headers, .. } = self.settings_for(reason.decision());
-        let (limited, name) = (self.current.options.status, limiter.name());
-        let why = Rejection { reason, limited, name, headers };
+        let (layer_status, name) = (self.current.options.status, limiter.name());
+        let why = Rejection { reason, layer_status, name, headers };
         let mut response = reject.reject(parts, &why);
         // The default answer has its headers from the start, which avoids a header map that is only
         // replaced. The type decides: a mark in a closure's response may be that of another limiter.
@@ -606,10 +606,10 @@ impl LimitedRequest {
         if self.awaits_response && self.current.options.refund_dropped {
             self.correct_by(&Actual::nothing());
         }
-        let taken = self.rare.take().map(|rare| (rare.asked, rare.queued));
-        if let Some((Some(mut asked), Some(queued))) = taken {
+        let taken = self.rare.take().map(|rare| (rare.in_flight, rare.queued));
+        if let Some((Some(mut charge), Some(queued))) = taken {
             // The next one would be refused by its tokens before they are back.
-            asked.abandon(queued);
+            charge.abandon(queued);
         }
     }
 }

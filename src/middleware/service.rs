@@ -47,9 +47,9 @@ pub struct FixedWindow<S, J = ProblemJson> { // no Service? Write `.reject(Empty
 
 impl<S, J> FixedWindow<S, J> {
     pub(crate) fn new(inner: S, current: Current, reject: Arc<J>) -> Self {
-        let first = Arc::new(current);
-        let changed = Mutex::new(Arc::clone(&first));
-        Self { inner, in_force: Arc::new(InForce { first, changed, reject }) }
+        let initial = Arc::new(current);
+        let changed = Mutex::new(Arc::clone(&initial));
+        Self { inner, in_force: Arc::new(InForce { initial, changed, reject }) }
     }
 }
 
@@ -84,7 +84,7 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FixedWindow")
             .field("inner", &self.inner)
-            .field("limits", &self.in_force.first.limits)
+            .field("limits", &self.in_force.initial.limits)
             .finish_non_exhaustive()
     }
 }
@@ -92,7 +92,7 @@ impl<S: fmt::Debug, J> fmt::Debug for FixedWindow<S, J> {
 /// The state of all clones of a service, behind one pointer: axum clones it for each request.
 struct InForce<J> {
     /// Read without a lock. Most layers never change their quotas.
-    first: Arc<Current>,
+    initial: Arc<Current>,
     changed: Mutex<Arc<Current>>,
     reject: Arc<J>,
 }
@@ -100,8 +100,8 @@ struct InForce<J> {
 impl<J> InForce<J> {
     #[inline]
     fn current(&self) -> Arc<Current> {
-        match self.first.is_current() {
-            true => Arc::clone(&self.first),
+        match self.initial.is_current() {
+            true => Arc::clone(&self.initial),
             false => self.renew(),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::account::{Account, OwnedAccount, instant};
-use crate::decision::{Ask, Decision, LineWindows, MAX_LIMITS};
+use crate::decision::{Decision, LineWindows, MAX_LIMITS, Mode};
 use crate::quota::{Quota, Quotas};
 use crate::window::{State, Window};
 
@@ -61,7 +61,7 @@ pub struct Charge<'a> {
     /// By value, so that a single line stays in registers.
     first: ChargeLine<'a>,
     others: Others<'a>,
-    pub(super) ask: Ask,
+    pub(super) mode: Mode,
 }
 
 pub(super) type ChargeLine<'a> = (Account<'a>, u64);
@@ -113,20 +113,20 @@ impl<'a> Charge<'a> {
 
     #[inline(always)]
     pub(crate) fn of_lines(first: (Account<'a>, u64), others: &'a [(Account<'a>, u64)]) -> Self {
-        Self { first, others: Others::Borrowed(others), ask: Ask::default() }
+        Self { first, others: Others::Borrowed(others), mode: Mode::default() }
     }
 
     /// Allows the charge to take tokens of later windows, as far as the quotas allow.
     #[must_use]
     pub fn reserving(mut self) -> Self {
-        self.ask.reserve = true;
+        self.mode.reserve = true;
         self
     }
 
     /// Makes the charge a peek, which takes nothing.
     #[must_use]
     pub fn peeking(mut self) -> Self {
-        self.ask.peek = true;
+        self.mode.peek = true;
         self
     }
 
@@ -157,16 +157,16 @@ impl<'a> Charge<'a> {
 
     /// Returns whether the charge may take tokens of later windows.
     pub fn may_reserve(&self) -> bool {
-        self.ask.reserve
+        self.mode.reserve
     }
 
     /// Returns whether the charge takes nothing.
     pub fn is_peek(&self) -> bool {
-        self.ask.peek
+        self.mode.peek
     }
 
     pub(super) fn is_plain(&self) -> bool {
-        !(self.ask.reserve || self.ask.peek)
+        !(self.mode.reserve || self.mode.peek)
     }
 
     pub(crate) fn each(&self) -> impl ExactSizeIterator<Item = Self> + use<'a> {
@@ -186,7 +186,7 @@ impl<'a> Charge<'a> {
                 self.lines().map(|(account, cost)| (account.to_owned(), cost)).collect()
             }
         };
-        OwnedCharge { lines, ask: self.ask }
+        OwnedCharge { lines, mode: self.mode }
     }
 
     /// Decides at `now` (milliseconds since the epoch, by the store's clock), given the state of
@@ -226,7 +226,7 @@ impl<'a> Charge<'a> {
         crate::sync::held_up::wait();
         let lines = self.lines().zip(&loaded);
         let lines = lines.map(|(line, windows)| line_windows(line, windows, 0));
-        Decision::over_lines::<{ Quotas::MAX }>(now, self.ask, lines, |place, _, states| {
+        Decision::over_lines::<{ Quotas::MAX }>(now, self.mode, lines, |place, _, states| {
             let (account, _) = self.line_at(place);
             let of_quotas = account.quotas.into_iter().zip(states);
             of_quotas.for_each(|(quota, state)| write(account, quota, state));
@@ -234,21 +234,21 @@ impl<'a> Charge<'a> {
     }
 }
 
-/// `shared` has a bit for each quota whose count other keys share.
+/// `overflow` has a bit for each quota whose count other keys share.
 pub(super) fn line_windows<'w, 'a>(
     (account, cost): ChargeLine<'a>,
     windows: &'w [Window<'a>],
-    shared: u8,
+    overflow: u8,
 ) -> LineWindows<'w, 'a> {
     let windows = &windows[..account.quotas.len()];
-    LineWindows { label: account.label(), windows, cost, shared }
+    LineWindows { label: account.label(), windows, cost, overflow }
 }
 
 /// A [`Charge`] without borrows: [`Charge::to_owned`].
 #[derive(Clone, Debug)]
 pub struct OwnedCharge {
     lines: Arc<[(OwnedAccount, u64)]>,
-    ask: Ask,
+    mode: Mode,
 }
 
 impl OwnedCharge {
@@ -260,8 +260,8 @@ impl OwnedCharge {
 
     /// Returns the [`Charge`].
     pub fn as_charge(&self) -> Charge<'_> {
-        let &Self { ref lines, ask } = self;
-        Charge { first: as_line(&lines[0]), others: Others::Owned(lines), ask }
+        let &Self { ref lines, mode } = self;
+        Charge { first: as_line(&lines[0]), others: Others::Owned(lines), mode }
     }
 }
 

@@ -61,7 +61,7 @@ fn a_decision_describes_the_quota_that_governs_it() {
 fn the_debug_text_of_a_decision_names_its_parts() {
     let limiter = Limit::new(Quota::per_minute(5)).store(MemoryStore::new());
     let text = format!("{:?}", answer(limiter.check("alice")));
-    for part in ["Decision", "verdict: Passed", "standings: [1 of 5 in [", "governing: 0", "now"] {
+    for part in ["Decision", "verdict: Passed", "usage: [1 of 5 in [", "governing: 0", "now"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     assert!(!text.contains("alice"));

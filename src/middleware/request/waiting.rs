@@ -29,8 +29,8 @@ impl LimitedRequest {
     }
 
     /// Its charge is in flight.
-    pub(crate) fn is_asking(&self) -> bool {
-        self.rare.as_ref().is_some_and(|rare| rare.asked.is_some())
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.in_flight.is_some())
     }
 
     /// Polls a request that waits for an answer of the store, or in the queue.
@@ -42,9 +42,9 @@ impl LimitedRequest {
     ) -> Next {
         // Taken, so that a request whose hook panics has left the queue.
         let rare = self.rare();
-        let (mut asked, mut queued) = (rare.asked.take(), rare.queued.take());
+        let (mut in_flight, mut queued) = (rare.in_flight.take(), rare.queued.take());
         let next = loop {
-            let answer = match (&mut asked, &mut queued) {
+            let answer = match (&mut in_flight, &mut queued) {
                 (Some(charge), _) => {
                     let Some(cx) = &mut cx else { break Next::Wait };
                     match charge.poll(cx) {
@@ -69,41 +69,42 @@ impl LimitedRequest {
                         };
                     }
                     if self.lines().all(|line| self.is_eased(line, place.has_changed)) {
-                        break Next::Ask;
+                        break Next::AwaitService;
                     }
                     // One that is still limited waits for its service no longer than before.
                     let changed = place.has_changed.then(|| self.terms());
                     place.has_changed &= need_not_wait;
                     match place.look(changed, is_ready, cx.as_deref_mut()) {
-                        Turn::Wait if need_not_wait => break Next::Ask,
+                        Turn::Wait if need_not_wait => break Next::AwaitService,
                         Turn::Wait => break Next::Wait,
-                        Turn::Ask if !is_ready => break Next::Ask,
+                        Turn::Ask if !is_ready => break Next::AwaitService,
                         Turn::Ask => match self.send().into_now() {
                             Ok(answer) => answer,
                             Err(later) => {
                                 // A request that leaves the queue keeps nothing.
-                                asked = Some(PendingDecision::new(later, Some(self.refundable())));
+                                let refund = Some(self.refundable());
+                                in_flight = Some(PendingDecision::new(later, refund));
                                 continue;
                             }
                         },
                         Turn::Refused(refusal) => {
-                            return self.refused(Reason::RateLimited(*refusal));
+                            return self.refuse(Reason::RateLimited(*refusal));
                         }
-                        Turn::Unanswered => return self.refused(Reason::StoreFailed),
-                        Turn::Closed => return self.refused(Reason::QueueClosed),
+                        Turn::Unanswered => return self.refuse(Reason::StoreFailed),
+                        Turn::Closed => return self.refuse(Reason::QueueClosed),
                     }
                 }
                 (None, None) => return Next::Wait,
             };
-            asked = None;
+            in_flight = None;
             if !queued.as_ref().is_some_and(|place| place.note(&answer)) {
                 drop(queued);
-                return self.decide(parts, answer);
+                return self.take_answer(parts, answer);
             }
             is_ready = false;
         };
         let rare = self.rare();
-        (rare.asked, rare.queued) = (asked, queued);
+        (rare.in_flight, rare.queued) = (in_flight, queued);
         next
     }
 

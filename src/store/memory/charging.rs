@@ -163,7 +163,7 @@ impl MemoryStore {
             line_windows(lines[i], windows, overflow_bits(places))
         });
         let mut taken = [false; L];
-        let decision = Decision::over_lines::<Q>(now, charge.ask, windows, |i, takes, states| {
+        let decision = Decision::over_lines::<Q>(now, charge.mode, windows, |i, takes, states| {
             taken[i] = takes;
             let (account, _) = &lines[i];
             let shard = locked.shard_of(i);

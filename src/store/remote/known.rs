@@ -141,6 +141,6 @@ impl Remembered {
         let windows: [_; Quotas::MAX] = charge.account().windows(window);
         let line = line_windows(charge.line_at(0), &windows, 0);
         let (now, lines) = (self.refusal.now_ms(), iter::once(line));
-        Decision::over_lines::<{ Quotas::MAX }>(now, charge.ask, lines, |_, _, _| {})
+        Decision::over_lines::<{ Quotas::MAX }>(now, charge.mode, lines, |_, _, _| {})
     }
 }
