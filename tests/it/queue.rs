@@ -68,6 +68,24 @@ pub(crate) async fn answered(waiting: impl IntoIterator<Item = Waiting>) {
 
 pub(crate) type Waiting = JoinHandle<Result<Response<Body>, Infallible>>;
 
+/// The answer to a newcomer to a queue of two, whose first request, of `/80`, left after `change`.
+async fn newcomer_after(service: &Noting, change: impl Future<Output = ()>) -> Response<Body> {
+    let first = tokio::spawn(service.clone().oneshot(get("/80")));
+    sleep(ms(1)).await;
+    let mut others = send(service, 1);
+    sleep(ms(1)).await;
+    change.await;
+    // It asks again soon.
+    sleep(ms(1_100)).await;
+    assert!(!first.is_finished());
+    first.abort();
+    sleep(ms(1)).await;
+    others.extend(send(service, 1));
+    sleep(ms(1)).await;
+    let Ok(refused) = service.clone().oneshot(get("/")).await;
+    refused
+}
+
 async fn used(limiter: &Limiter) -> u64 {
     limiter.peek(Key::global()).await.expect("memory").used()
 }
@@ -318,20 +336,11 @@ async fn a_newcomer_is_told_when_it_could_pass_and_not_when_the_first_one_could(
     let layer = FixedWindowLayer::new(limits.store(paused_memory())).queue(2, secs(70));
     let service = noting(&layer, &Served::default());
     all_pass(&service, [get("/"), get("/")]).await;
-    let first = tokio::spawn(service.clone().oneshot(get("/80")));
-    sleep(ms(1)).await;
-    let mut others = send(&service, 1);
-    sleep(ms(1)).await;
-    let tokens = Limits::from(&layer).limiter("tokens").clone();
-    assert!(tokens.charge(Key::global(), 30).await.expect("it answers").is_ok());
-    // It asks again soon.
-    sleep(ms(1_100)).await;
-    assert!(!first.is_finished());
-    first.abort();
-    sleep(ms(1)).await;
-    others.extend(send(&service, 1));
-    sleep(ms(1)).await;
-    let Ok(refused) = service.clone().oneshot(get("/")).await;
+    let refused = newcomer_after(&service, async {
+        let tokens = Limits::from(&layer).limiter("tokens").clone();
+        assert!(tokens.charge(Key::global(), 30).await.expect("it answers").is_ok());
+    });
+    let refused = refused.await;
     assert_eq!(refused.status(), 429);
     assert_eq!(refused.headers()["x-ratelimit-resource"], "requests");
     let seconds: u64 = refused.headers()["retry-after"].to_str().expect("text").parse().expect("n");
@@ -458,19 +467,8 @@ async fn a_newcomer_is_told_of_no_quota_that_the_first_ones_cost_exceeds() {
     let service = noting(&layer, &Served::default());
     let tokens = Limits::from(&layer).limiter("tokens").clone();
     let receipt = tokens.charge(Key::global(), 20).await.expect("it answers").expect("it passes");
-    let first = tokio::spawn(service.clone().oneshot(get("/80")));
-    sleep(ms(1)).await;
-    let mut others = send(&service, 1);
-    sleep(ms(1)).await;
-    tokens.settle(receipt, 94).await.expect("it answers");
-    // It asks again soon.
-    sleep(ms(1_100)).await;
-    assert!(!first.is_finished());
-    first.abort();
-    sleep(ms(1)).await;
-    others.extend(send(&service, 1));
-    sleep(ms(1)).await;
-    let Ok(refused) = service.clone().oneshot(get("/")).await;
+    let settled = async { tokens.settle(receipt, 94).await.expect("it answers") };
+    let refused = newcomer_after(&service, settled).await;
     assert_eq!(refused.headers()["x-ratelimit-limit"], "85");
     let body = text_of(refused).await;
     assert!(body.contains(r#""violated-policies":["tokens:85/minute"]"#), "{body}");

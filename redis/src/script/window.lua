@@ -327,8 +327,9 @@ local function write(i, q, added)
   values[#values + 1] = n > 1 and value .. format('*%.0f', n) or value
   -- Also where the key lives long enough already, in each new window: it may have lost its expiry.
   if q.start ~= q.stored[1] or n > q.stored[3] then
-    -- No window of a calendar is twice as long as another. Not all of its boundaries are known.
-    local till = min(begins(q, n), q.start + 2 * q.length * n)
+    -- No window of a calendar is twice as long as another, unless the zone data has changed. Not all
+    -- of its boundaries are known.
+    local till = max(begins(q, 1), min(begins(q, n), q.start + 2 * q.length * n))
     expire = max(expire, till + min(q.length, 60000))
   end
 end
