@@ -38,7 +38,7 @@ pub(crate) struct Link {
     pub(crate) server: Arc<str>,
     /// How long a statement may take, in milliseconds: as long as the most patient handle waits.
     patience: AtomicU64,
-    /// One for each runtime, as another one may stand still, and until when it should be open.
+    /// Each runtime has a connection, as another one may stand still, and until when it should be open.
     current: Mutex<HashMap<Id, (watch::Receiver<Opened>, Instant)>>,
 }
 
@@ -86,7 +86,7 @@ impl Link {
         Duration::from_millis(self.patience.load(Relaxed))
     }
 
-    /// Whether no connection can be had: none was opened in time, or it was refused.
+    /// Returns whether no connection can be had: none was opened in time, or it was refused.
     pub(crate) fn is_cut_off(&self) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
         let current = lock(&self.current);
@@ -220,7 +220,7 @@ async fn open(mut config: Config, patience: Duration, opens: watch::Sender<Opene
                 Arc::new(Connection { client, driver, answered })
             }))));
         }
-        // Of several hosts, or addresses of a name, the first one may be silent.
+        // The first one of several hosts, or of a name's addresses, may be silent.
         config.load_balance_hosts(LoadBalanceHosts::Random);
         attempt = LONGEST_ATTEMPT.min(attempt * 2);
     }
@@ -287,7 +287,7 @@ fn told(what: &str, error: Error) -> StoreError {
         let why = match io {
             Some(io) => io.kind().to_string(),
             None if error.is_closed() => "the connection was closed".to_owned(),
-            // Of the library, without a value: a TLS handshake, a missing host.
+            // The library's errors, without a value: a TLS handshake, a missing host.
             None => error.to_string(),
         };
         return StoreError::with_source(format!("{what}: {why}"), error);

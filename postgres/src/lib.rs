@@ -50,7 +50,7 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 /// # let _ = login; Ok(()) }
 /// ```
 ///
-/// It needs a tokio runtime with timers and I/O.
+/// The store needs a tokio runtime with timers and I/O.
 #[derive(Clone)]
 pub struct PostgresStore {
     server: Server,

@@ -98,8 +98,8 @@ impl Nth {
     }
 }
 
-/// What a server sends before any command, as with `maxclients` connections, the library takes for
-/// the answer to its own command.
+/// Connects once more, for the error that a server sends before any command, as with `maxclients`
+/// connections: the library takes it for the answer to its own command.
 async fn read_refusal(client: &Client) -> Option<RedisError> {
     let ConnectionAddr::Tcp(host, port) = client.get_connection_info().addr() else { return None };
     let stream = TcpStream::connect((host.as_str(), *port)).await.ok()?;

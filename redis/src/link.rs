@@ -173,7 +173,7 @@ pub(super) struct Connection {
     turn: Option<OwnedMutexGuard<()>>,
     /// The key is on its way to this node of a cluster.
     asks: bool,
-    /// It had ended before the last command was handed to it.
+    /// The connection had ended before the last command was handed to it.
     pub(super) unsent: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What operators see of connections: counters through `metrics`. The rest is the core's.
+//! Counters of connections, through `metrics`. The core has the rest.
 
 #[cfg(feature = "metrics")]
 use metrics::{counter, describe_counter};

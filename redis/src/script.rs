@@ -52,7 +52,7 @@ const OUTSIDE: i64 = -2;
 /// The numbers that scripts know exactly. No other one is an answer.
 const IN_SCRIPTS: RangeInclusive<i64> = -(1 << 53)..=1 << 53;
 
-/// Of a key.
+/// The script's answer for a key.
 pub(super) enum Answer {
     /// The time, and the tokens used now; if the charge was refused, -(tokens used + 1).
     Plain(i64, i64),

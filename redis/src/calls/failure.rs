@@ -83,7 +83,7 @@ fn cause(error: &RedisError) -> (&'static str, Option<String>) {
         ErrorKind::Parse => "this is not Redis' protocol: another service, or TLS (rediss://)",
         ErrorKind::Io if said == SILENT => LATE,
         ErrorKind::Io => return (UNREACHABLE, describe_io(error)),
-        // Of the library's own client of a cluster.
+        // An error of the library's own client of a cluster.
         ErrorKind::ClusterConnectionNotFound => UNREACHABLE,
         ErrorKind::InvalidClientConfig => return (UNREACHABLE, describe_address(error)),
         ErrorKind::AuthenticationFailed => "Redis refused the password",

@@ -30,7 +30,7 @@ const YIELDS: usize = 3;
 const MAX_BATCH: usize = 128;
 /// In flight at any distance: with one, the server would be idle while its answer travels.
 const MIN_CALLS: usize = 2;
-/// One more call may be in flight for each such part of a round trip.
+/// A further call may be in flight for each such part of a round trip.
 const INTERVAL: Duration = Duration::from_micros(50);
 /// Before the distance is known.
 const UNMEASURED: usize = 1_024;
@@ -205,7 +205,7 @@ pub(crate) type Question = Vec<Command>;
 pub(crate) struct QueuedQuestion {
     pub(crate) asked: Question,
     pub(crate) until: Instant,
-    /// It was handed to a connection, and not only waits for one.
+    /// The question was handed to a connection, and not only waits for one.
     is_sent: Arc<AtomicBool>,
     pub(crate) reply: oneshot::Sender<Answered>,
 }

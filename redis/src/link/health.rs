@@ -1,4 +1,4 @@
-//! What calls tell of a server: [`Health`].
+//! A server's health, by the calls over one connection: [`Health`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -9,15 +9,15 @@ const FRESH: u64 = 10;
 #[derive(Default)]
 pub(crate) struct Health {
     pub(super) answered_at: AtomicU64,
-    /// Of the first call since then; 0 if none was sent.
+    /// When the first call since then is to be answered; 0 if none was sent.
     pub(super) answer_due: AtomicU64,
     /// 0 if the connection is not lost.
     pub(super) lost_since: AtomicU64,
     /// A call was answered as it should be.
     pub(super) is_proved: AtomicBool,
-    /// It has refused what another one may take: it led to a replica, or not to Redis.
+    /// The server has refused what another one may take: it is a replica, or not Redis.
     pub(super) refuses: AtomicBool,
-    /// Of each script: the last call by its hash found none. The next one brings it, as the callers
+    /// For each script, the last call by its hash found none. The next one brings it, as the callers
     /// of that one may all have left before they had an answer.
     pub(crate) lacks_script: [AtomicBool; 2],
 }

@@ -162,7 +162,7 @@ impl Links {
         link
     }
 
-    /// Whether nothing can be sent to the server of this number.
+    /// Returns whether nothing can be sent to the server of this number.
     pub(crate) fn is_cut_off(&self, server: u64) -> bool {
         let links = sync::lock(&self.links);
         let mut of = links.iter().filter(|link| link.origin.number == server);

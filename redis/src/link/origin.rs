@@ -15,7 +15,7 @@ pub(crate) type Answering<T> = Pin<Box<dyn Future<Output = RedisResult<T>> + Sen
 
 /// Common to all runtimes.
 pub(crate) struct Origin {
-    /// Of the part of the store that it is.
+    /// The number of this part of the store.
     pub(crate) number: u64,
     connect: Box<dyn Fn(Name) -> Answering<Box<dyn Handle>> + Send + Sync>,
     pub(crate) name: Name,

@@ -1,6 +1,6 @@
 //! A link's connection and its state, and the work on another one: of [`Link`].
 //!
-//! One task does this, and ends when the store is dropped. It asks a connection that was silent, or
+//! A single task does this, and ends when the store is dropped. It asks a connection that was silent, or
 //! has missed a deadline, whether it is still there. Without an answer soon, it makes others, one after
 //! the other and concurrently, until one is good or no caller asks any more.
 
@@ -43,7 +43,7 @@ const WANTED: Duration = Duration::from_secs(1);
 pub(super) struct Link {
     pub(super) origin: Arc<Origin>,
     pub(super) status: watch::Sender<Status>,
-    /// Of the calls that are not handed to a connection yet.
+    /// The order of the calls that are not handed to a connection yet.
     pub(super) turns: Arc<Mutex<()>>,
     /// No connection can be had.
     pub(super) is_cut_off: AtomicBool,
@@ -68,7 +68,7 @@ pub(super) struct Status {
 }
 
 impl Status {
-    /// Of the next connection.
+    /// The number for the next connection.
     fn in_vain_next(&self) -> u32 {
         // A replica answers calls that write nothing: answers prove nothing there.
         let is_of_use = self.health.is_proved.load(Relaxed) && !self.health.refuses.load(Relaxed);

@@ -17,7 +17,7 @@ const LASTING: u64 = 64;
 /// Reservations are compared with the windows of other quotas, over ten years at most.
 const COMPARED: u64 = 4_096;
 
-/// What is asked of a key.
+/// A question about a key.
 pub(crate) struct Command {
     pub(crate) key: String,
     pub(super) act: Act,

@@ -5,7 +5,7 @@ use redis::{Arg, Cmd, RedisResult, Value};
 use super::command::Act;
 use super::{Answer, Command, MANY, ONE, unexpected_answer};
 
-/// Of a question: for each of its keys.
+/// The answer to a question, for each of its keys.
 pub(in super::super) type Answered = RedisResult<Vec<Answer>>;
 
 /// How many of the last questions and kinds are searched for an equal one.
@@ -15,12 +15,12 @@ const RECENT: usize = 16;
 pub(in super::super) struct MergedCall<'a> {
     questions: Vec<EqualQuestions<'a>>,
     keys: usize,
-    /// Of each question as it was asked: which of these, and how many equal ones come before.
+    /// For each question as it was asked: which of these, and how many equal ones come before.
     places: Vec<(usize, u64)>,
 }
 
 struct EqualQuestions<'a> {
-    /// Of a key or a group.
+    /// Those of a key or a group.
     commands: &'a [Command],
     times: u64,
     /// The place of the first key.
