@@ -18,7 +18,7 @@ use crate::window::Window;
 /// Keys, some 25 MB of them at most.
 const KEYS_OF_A_SHARD: usize = 64;
 const SHARDS: usize = 1_024;
-/// Refusals of a key, one for each plan that it is charged under.
+/// Refusals of a key, by plans that it is charged under, and by costs.
 const MAX_OF_A_KEY: usize = 4;
 /// No refusal is remembered for longer.
 pub(super) const MOST: Duration = Duration::from_secs(60);
@@ -39,8 +39,9 @@ struct Remembered {
     until: Instant,
 }
 
-/// When a charge was sent, and how often a key of its shard had been changed then.
-pub(super) type Sent = (Instant, u64);
+/// When a charge was sent, how often a key of its shard had been changed then, and for how long its
+/// handle remembers a refusal.
+pub(super) type Sent = (Instant, u64, Duration);
 
 impl Default for Known {
     fn default() -> Self {
@@ -56,7 +57,7 @@ impl Known {
         let (shard, hash) = self.0.shard_of(account.scope, account.key);
         let of_shard = sync::lock(shard);
         let (changes, refusals) = &*of_shard;
-        let sent = (at, *changes);
+        let sent = (at, *changes, remember);
         let of_key = refusals.get(&hash).into_iter().flatten();
         let mut of_key = of_key.filter(|known| known.refuses(charge, at, remember));
         let known = of_key.clone().find(|known| known.tells_when_passes(charge.cost()));
@@ -74,7 +75,7 @@ impl Known {
 
     pub(super) fn note(&self, place: usize, charge: &Charge<'_>, decision: &Decision, sent: Sent) {
         let Some(refusal) = decision.at(place).filter(|of| !of.is_allowed()) else { return };
-        let (account, (sent, changes_before)) = (charge.account(), sent);
+        let (account, (sent, changes_before, remember)) = (charge.account(), sent);
         // Decided after the charge was sent, by a clock that shows no part of a millisecond.
         let ends = refusal.usage().iter().map(|usage| usage.end).chain(refusal.retry_at_ms());
         let lasts = ends.min().unwrap_or_default().saturating_sub(refusal.now_ms() + 1).max(0);
@@ -96,7 +97,10 @@ impl Known {
         }
         let of_key = refusals.entry(hash).or_default();
         of_key.retain(|other| sent < other.until && !known.replaces(other));
-        of_key.truncate(MAX_OF_A_KEY - 1);
+        if of_key.len() == MAX_OF_A_KEY {
+            let old = of_key.iter().position(|other| other.sent + remember <= sent);
+            of_key.remove(old.unwrap_or(MAX_OF_A_KEY - 1));
+        }
         of_key.push(known);
     }
 
