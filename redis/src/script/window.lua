@@ -305,7 +305,7 @@ local function load(q, value)
 end
 
 local values, expire = {}, 0
--- Window::write: tokens are added, or fewer than none
+-- Window::state_with: tokens are added, or fewer than none
 local function write(i, q, added)
   local used, n, value = min(max(q.used + added, q.least), MAX), 1, nil
   if q.limit > 0 then

@@ -4,7 +4,7 @@
 //! - the number of shards
 //! - the seed of the hash, and what the hash makes of a few known keys by it: another hash would
 //!   find nothing
-//! - for each shard: the table of its own entries, and the table of shared entries
+//! - for each shard: the table of its own entries, and the table of overflow entries
 //! - whether there are scopes that the list does not have, and how many it has
 //! - for each scope: two for the hash of its name; whether it was charged under more quotas than the
 //!   list has; how many follow
