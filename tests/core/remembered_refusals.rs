@@ -186,19 +186,21 @@ async fn what_may_pass_calls_the_store_and_what_can_not_does_not() {
     }
 }
 
-/// S34: one in debt that asks for another cost each time, too.
+/// S34: one in debt that asks for another cost each time, and under two plans, too.
 #[tokio::test(start_paused = true)]
 async fn a_refused_key_of_many_costs_is_asked_for_a_few_times() {
     let (debt, rollover) = (Quota::per_minute(10), Quota::per_minute(10).rollover_up_to(100));
     for (quota, taken) in [(debt, 10), (rollover, 100)] {
-        let server = Server::start();
-        let limiter = limiter_on(server.node(), quota);
+        let (server, quotas) = (Server::start(), quota.into());
+        let node = server.node();
+        let [limiter, other] = [quota, Quota::per_minute(9)].map(|of| limiter_on(node.clone(), of));
         let receipt = limiter.charge("alice", taken).await.expect("it answers").expect("it passes");
         limiter.settle(receipt, taken + 25).await.expect("it answers");
         for least in [1, 5] {
             let calls = server.calls();
             for cost in (0..100).map(|i| least + i % 10) {
-                assert_eq!(check(&limiter, cost).await, truth(&server, &quota.into(), cost, false));
+                assert_eq!(check(&limiter, cost).await, truth(&server, &quotas, cost, false));
+                assert!(!check(&other, cost).await.is_allowed());
             }
             assert!(server.calls() <= calls + 4, "{} calls", server.calls() - calls);
             advance(SECOND).await;

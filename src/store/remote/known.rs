@@ -18,7 +18,7 @@ use crate::window::Window;
 /// Keys, some 25 MB of them at most.
 const KEYS_OF_A_SHARD: usize = 64;
 const SHARDS: usize = 1_024;
-/// Refusals of a key, by plans that it is charged under, and by costs.
+/// Refusals of a key, for all plans that it is charged under, and costs.
 const MAX_OF_A_KEY: usize = 4;
 /// No refusal is remembered for longer.
 pub(super) const MOST: Duration = Duration::from_secs(60);
@@ -58,11 +58,12 @@ impl Known {
         let of_shard = sync::lock(shard);
         let (changes, refusals) = &*of_shard;
         let sent = (at, *changes, remember);
-        let of_key = refusals.get(&hash).into_iter().flatten();
-        let mut of_key = of_key.filter(|known| known.refuses(charge, at, remember));
-        let known = of_key.clone().find(|known| known.tells_when_passes(charge.cost()));
+        let all = refusals.get(&hash).into_iter().flatten().filter(|of| of.is_young(at, remember));
+        let mut refusing = all.clone().filter(|known| known.refuses(charge));
+        let known = refusing.clone().find(|known| known.tells_when_passes(charge.cost()));
         // Further costs don't ask. If limits have changed, they may be told to wait too long.
-        let known = known.or_else(|| of_key.nth(MAX_OF_A_KEY - 1)).ok_or(sent)?.clone();
+        let any = || refusing.next().filter(|_| all.count() == MAX_OF_A_KEY);
+        let known = known.or_else(any).ok_or(sent)?.clone();
         drop(of_shard);
         let refusal = known.decide(charge, at);
         // Refused beside a limit without reservations, while alone the charge could reserve.
@@ -97,10 +98,8 @@ impl Known {
         }
         let of_key = refusals.entry(hash).or_default();
         of_key.retain(|other| sent < other.until && !known.replaces(other));
-        if of_key.len() == MAX_OF_A_KEY {
-            let old = of_key.iter().position(|other| other.sent + remember <= sent);
-            of_key.remove(old.unwrap_or(MAX_OF_A_KEY - 1));
-        }
+        of_key.sort_by_key(|other| !other.is_young(sent, remember));
+        of_key.truncate(MAX_OF_A_KEY - 1);
         of_key.push(known);
     }
 
@@ -114,10 +113,13 @@ impl Known {
 }
 
 impl Remembered {
-    fn refuses(&self, charge: &Charge<'_>, now: Instant, remember: Duration) -> bool {
+    fn is_young(&self, now: Instant, remember: Duration) -> bool {
+        now < self.until && now.saturating_duration_since(self.sent) < remember
+    }
+
+    fn refuses(&self, charge: &Charge<'_>) -> bool {
         let of = (*charge.account().quotas, charge.may_reserve());
-        let is_young = now < self.until && now.saturating_duration_since(self.sent) < remember;
-        is_young && self.cost <= charge.cost() && (self.quotas, self.reserve) == of
+        self.cost <= charge.cost() && (self.quotas, self.reserve) == of
     }
 
     /// A count above the limit may end with its window (S5), or be what later windows carry.
