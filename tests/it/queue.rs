@@ -352,14 +352,15 @@ async fn a_newcomer_is_told_when_it_could_pass_and_not_when_the_first_one_could(
 async fn all_whose_cost_is_above_a_lowered_limit_are_told_soon() {
     for lowered in [0, 2] {
         let limit = Quota::per_minute(3).name("lowered").key(Key::global());
-        let limit = limit.cost_fn(|_: &Parts| 3).store(paused_memory());
-        let layer = FixedWindowLayer::new(limit).queue(5, secs(7_200));
+        let cost = |parts: &Parts| if parts.uri.path() == "/1" { 1 } else { 3 };
+        let limit = limit.cost_fn(cost).store(paused_memory());
+        let layer = FixedWindowLayer::new(limit).queue(6, secs(7_200));
         let service = noting(&layer, &Served::default());
         all_pass(&service, [get("/")]).await;
-        let waiting = send(&service, 5);
+        let _first = tokio::spawn(service.clone().oneshot(get("/1")));
+        let (waiting, start) = (send(&service, 5), Instant::now());
         sleep(ms(1)).await;
         Limits::from(&layer).limiter("lowered").set_quotas(Quota::per_minute(lowered));
-        let start = Instant::now();
         for waiting in waiting {
             let Ok(refused) = waiting.await.expect("no panic");
             assert_eq!(refused.status(), 429);
