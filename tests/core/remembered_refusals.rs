@@ -77,11 +77,7 @@ async fn each_handle_judges_shared_refusals_by_its_own_setting() {
     assert_eq!(server.calls(), calls + 1);
     advance(5 * SECOND).await;
     assert!(!allowed(&long).await);
-    assert_eq!(
-        server.calls(),
-        calls + 1,
-        "what another handle learned is remembered for long, too"
-    );
+    assert_eq!(server.calls(), calls + 1, "what another handle learned is remembered for long");
 }
 
 /// Real time by a second, and the store's by a minute.
