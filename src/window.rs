@@ -203,11 +203,6 @@ impl<'a> Window<'a> {
         lasts.max(self.until.known().unwrap_or(0))
     }
 
-    /// This window for the key alone, whose count ends with a whole window.
-    pub(crate) fn inherited(self) -> Self {
-        Self { until: StateEnd::At(self.after(self.lasts().unwrap_or(1))), ..self }
-    }
-
     #[inline]
     pub(crate) fn span(&self) -> Span {
         Span { start: self.start, end: self.end }

@@ -228,7 +228,7 @@ impl Shard {
         };
         match (free, overflow) {
             // The key gets an entry of its own, with the count of the overflow.
-            (Some(slot), _) if count.is_some() => (CountedIn::Inheriting(slot), window.inherited()),
+            (Some(slot), _) if count.is_some() => (CountedIn::Inheriting(slot), window),
             (Some(slot), _) => (CountedIn::Free(slot), window),
             (None, Found::Entry(slot) | Found::Free(slot)) => {
                 (CountedIn::Overflow(slot, window.overflow_until(now)), window)
