@@ -19,6 +19,7 @@ use std::fmt::Display;
 use std::iter;
 use std::mem;
 use std::sync::Arc;
+use std::task::Context;
 use std::time::Duration;
 
 use http::header::CONNECTION;
@@ -150,7 +151,7 @@ impl LimitedRequest {
     }
 
     /// For a request that has waited, some of whose limits were lifted or are in shadow mode by now.
-    fn begin_again(&mut self, parts: &Parts, arrived: Instant) -> Next {
+    fn restart(&mut self, parts: &Parts, arrived: Instant, cx: Option<&mut Context<'_>>) -> Next {
         let Rare { others, aside, .. } = mem::take(self.rare());
         let first = mem::take(&mut self.first);
         let before = iter::once(first).chain(others).map(|line| (line, false));
@@ -163,7 +164,11 @@ impl LimitedRequest {
             let is_shadow = is_aside || self.settings_of(&line).limiter.live.is_shadow();
             self.add(line, if is_shadow { FoundLines::Shadow } else { FoundLines::Enforced });
         }
-        self.begin(parts, Some(arrived))
+        match self.begin(parts, Some(arrived)) {
+            // Something else will wake it.
+            Next::Wait if cx.is_some() => self.poll(parts, true, cx),
+            next => next,
+        }
     }
 
     #[inline(never)]

@@ -62,20 +62,19 @@ impl LimitedRequest {
                     if need_not_wait && is_ready {
                         let arrived = place.claim.arrived;
                         drop(queued);
-                        return match self.begin_again(parts, arrived) {
-                            // Something else will wake it.
-                            Next::Wait if cx.is_some() => self.poll(parts, is_ready, cx),
-                            next => next,
-                        };
-                    }
-                    if self.lines().all(|line| self.is_eased(line, place.has_changed)) {
-                        break Next::AwaitService;
+                        return self.restart(parts, arrived, cx);
                     }
                     // One that is still limited waits for its service no longer than before.
                     let changed = place.has_changed.then(|| self.terms());
                     place.has_changed &= need_not_wait;
                     match place.look(changed, is_ready, cx.as_deref_mut()) {
                         Turn::Wait if need_not_wait => break Next::AwaitService,
+                        // By the quotas in force, its cost never fits (S8).
+                        Turn::Refused(_) if !self.may_wait() => {
+                            let arrived = place.claim.arrived;
+                            drop(queued);
+                            return self.restart(parts, arrived, cx);
+                        }
                         Turn::Wait => break Next::Wait,
                         Turn::Ask if !is_ready => break Next::AwaitService,
                         Turn::Ask => match self.send().into_now() {
