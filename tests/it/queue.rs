@@ -439,7 +439,7 @@ async fn closing_the_queue_ends_the_wait_for_the_service() {
 async fn a_changed_limit_leaves_the_wait_for_the_service_its_end() {
     let changes = [(Quota::per_minute(2).into(), 2), (Plan::UNLIMITED, 2), (Plan::UNLIMITED, 1)];
     for ((change, n), closes) in changes.iter().flat_map(|of| [(*of, false), (*of, true)]) {
-        let limit = |of: &&str| Quota::per_minute(3).name(*of).key(Key::global()).cost_fn(|_| 3);
+        let limit = |of: &&str| Quota::per_minute(3).name(of).key(Key::global()).cost_fn(|_| 3);
         let limits = Limits::new(["changed", "other"][..n].iter().map(limit));
         let layer = FixedWindowLayer::new(limits.store(paused_memory())).queue(5, secs(70));
         let mut service = layer.layer(ReadyIf::never());

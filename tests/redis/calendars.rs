@@ -180,11 +180,9 @@ async fn what_is_stored_can_be_read() {
     let lasts = 1_781_496_000_000 - MARCH_20 + 3_660_000;
     let left = server.ask::<u64>(&["PTTL", "tfw1:{plan:talice}"]);
     assert!((lasts - 60_000..=lasts).contains(&left), "{left}, not {lasts}");
-
     // By other zone data, a window has ended. The next one ends with the one after this.
-    let february = MARCH_20 - 28 * 86_400_000;
+    let (february, key) = (MARCH_20 - 28 * 86_400_000, "tfw1:{plan:tbob}");
     clock.set_ms(february);
-    let key = "tfw1:{plan:tbob}";
     server.ask::<()>(&["HSET", key, field, "1@1771131600000-1771131600001#673"]);
     assert!(plan.check("bob").await.expect("it answers").is_allowed());
     assert!(server.ask::<u64>(&["PTTL", key]) >= 1_776_225_600_000 - february);

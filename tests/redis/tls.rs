@@ -217,11 +217,14 @@ async fn the_error_says_what_is_wrong_with_a_certificate() {
 /// The app's closure can check that. The client library takes no lists of revoked certificates.
 #[tokio::test]
 async fn the_error_says_that_a_certificate_was_revoked() {
-    let store = RedisStore::connecting(|| async {
-        let error = rustls::Error::InvalidCertificate(CertificateError::Revoked);
-        Err::<MultiplexedConnection, _>(io::Error::other(error).into())
-    });
-    let store = store.deadline(Duration::from_secs(20));
-    let error = limiter(store).check("ann").await.expect_err("it was revoked");
-    assert_eq!(error.to_string(), format!("{INVALID}Revoked)"));
+    let other = CertificateError::Other(rustls::OtherError(std::sync::Arc::new(std::fmt::Error)));
+    for (error, told) in [(CertificateError::Revoked, "Revoked"), (other, "Error")] {
+        let store = RedisStore::connecting(move || {
+            let error = rustls::Error::InvalidCertificate(error.clone());
+            async { Err::<MultiplexedConnection, _>(io::Error::other(error).into()) }
+        });
+        let limiter = limiter(store.deadline(Duration::from_secs(20)));
+        let error = limiter.check("ann").await.expect_err("it was refused");
+        assert_eq!(error.to_string(), format!("{INVALID}{told})"));
+    }
 }

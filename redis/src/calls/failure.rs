@@ -137,8 +137,9 @@ fn describe_io(error: &RedisError) -> Option<String> {
     if let Some(error) = io.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>()) {
         // The names of its variants. What follows them may be an address.
         let said = format!("{error:?}");
-        let names =
-            said.split(|c: char| !c.is_alphanumeric()).take(2).collect::<Vec<_>>().join(" ");
+        let names = said.split(|c: char| !c.is_alphanumeric());
+        let names = names.filter(|name| !["", "Other", "OtherError"].contains(name));
+        let names = names.take(2).collect::<Vec<_>>().join(" ");
         return Some(format!("TLS failed: {}", names.trim_end_matches("Context").trim_end()));
     }
     // Neither this nor a name that can't be resolved has a kind of its own.
