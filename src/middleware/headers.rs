@@ -210,7 +210,7 @@ impl PreparedHeaders {
     }
 
     /// Returns what `make` does, with the headers of a refusal by a quota but for the IETF's.
-    pub(crate) fn last_refusal(
+    pub(crate) fn cached_refusal(
         &self,
         decision: &Decision,
         make: impl Fn() -> Response<Bytes>,

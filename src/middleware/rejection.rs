@@ -226,7 +226,7 @@ fn problem_response<B: From<Bytes>>(why: &Rejection<'_>) -> Response<B> {
     static PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
     let make = || typed(why, problem(why), &PROBLEM);
     let decision = why.reason.decision();
-    decision.map_or_else(make, |of| why.headers.last_refusal(of, make)).map(B::from)
+    decision.map_or_else(make, |of| why.headers.cached_refusal(of, make)).map(B::from)
 }
 
 /// A response with only status and headers, for bodies that can't be made from bytes: tonic's, a

@@ -115,7 +115,7 @@ impl LastAnswer {
     }
 
     /// When these further tokens can have passed, at the earliest; `None`: never.
-    fn due(&self, tokens: &Tokens) -> Option<Instant> {
+    fn passes_at(&self, tokens: &Tokens) -> Option<Instant> {
         let (after, ..) = self.last_to_pass(tokens);
         self.sent.checked_add(Duration::from_millis(after.max(0) as u64))
     }
@@ -152,7 +152,7 @@ impl LastAnswer {
         now: Instant,
     ) -> Option<Instant> {
         match self.is_of(terms) {
-            true => self.due(tokens),
+            true => self.passes_at(tokens),
             false if others_wait || self.refuses() => Some(now + TICK),
             false => Some(now),
         }
@@ -363,7 +363,7 @@ impl Waiting {
             let asks = self.in_flight.is_empty() || tokens.can_be_granted(&head.terms);
             return Some(if asks { now } else { now + SIGN_OF_LIFE });
         };
-        let mut due = answer.due(&tokens);
+        let mut due = answer.passes_at(&tokens);
         if self.in_flight.is_empty() {
             let again = answer.sent + self.pause;
             // Not if those behind it are due before its answer: they would overtake it.
@@ -381,7 +381,7 @@ impl Waiting {
         let Some((_, first)) = self.requests.first_key_value() else { return false };
         let answer = self.answer.as_ref().filter(|answer| answer.is_of(&first.claim.terms));
         answer.is_none_or(|answer| {
-            let due = answer.due(&self.in_flight_and(&first.claim.cost));
+            let due = answer.passes_at(&self.in_flight_and(&first.claim.cost));
             due.is_some_and(|due| due <= deadline + TICK)
         })
     }

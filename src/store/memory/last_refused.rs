@@ -1,5 +1,5 @@
-//! A copy of the entry that last refused a charge of a shard, which is read without a lock: a
-//! client that goes on after a refusal writes no shared memory, and no other request waits for it.
+//! A copy of the entry that last refused a charge of a shard in memory, which is read without a lock:
+//! a client that goes on after a refusal writes no shared memory, and no other request waits for it.
 
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 use crate::window::State;
