@@ -38,7 +38,8 @@ pub(crate) struct Link {
     pub(crate) server: Arc<str>,
     /// How long a statement may take, in milliseconds: as long as the most patient handle waits.
     patience: AtomicU64,
-    /// Each runtime has a connection, as another one may stand still, and until when it should be open.
+    /// Each runtime has a connection, as another one may stand still; and until when it should be
+    /// open.
     current: Mutex<HashMap<Id, (watch::Receiver<Opened>, Instant)>>,
 }
 

@@ -1,4 +1,5 @@
-//! A refused charge as an error, [`RateLimited`], and what a decision knows of its limits: [`Label`].
+//! A refused charge as an error, [`RateLimited`], and what a decision knows of its limits:
+//! [`Label`].
 
 use std::collections::BTreeMap;
 use std::error::Error;

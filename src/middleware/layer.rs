@@ -70,8 +70,8 @@ use crate::queue::Queue;
 /// Without the feature `tokio`, or in a runtime without timers (`enable_time`), it reads only what
 /// is available immediately.
 ///
-/// The layer responds at once to a larger `content-length` and to `expect: 100-continue`, and within
-/// 0.1 s to gRPC calls and WebSockets over HTTP/2, whose clients read an early answer. A client
+/// The layer responds at once to a larger `content-length` and to `expect: 100-continue`, and
+/// within 0.1 s to gRPC calls and WebSockets over HTTP/2, whose clients read an early answer. A client
 /// that floods an HTTP/2 connection beyond these bounds still loses it; hyper's
 /// `max_local_error_reset_streams` sets how soon. If a request over HTTP/1 is left unread, its
 /// response has `connection: close`.

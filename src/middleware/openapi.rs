@@ -62,8 +62,8 @@ fn response(description: &str, headers: Value, content: Option<Value>) -> Value 
     response
 }
 
-/// Joins a refusal and a failure with one status: what only the refusal has is optional, and the type
-/// is either's.
+/// Joins a refusal and a failure with one status: what only the refusal has is optional, and the
+/// type is either's.
 fn either(refusal: &mut Value, failure: &Value) {
     let both = [&refusal["description"], &failure["description"]]
         .map(|of| of.as_str().unwrap_or_default());

@@ -1,8 +1,8 @@
 //! A link's connection and its state, and the work on another one: of [`Link`].
 //!
-//! A single task does this, and ends when the store is dropped. It asks a connection that was silent, or
-//! has missed a deadline, whether it is still there. Without an answer soon, it makes others, one after
-//! the other and concurrently, until one is good or no caller asks any more.
+//! A single task does this, and ends when the store is dropped. It asks a connection that was
+//! silent, or has missed a deadline, whether it is still there. Without an answer soon, it makes
+//! others, one after the other and concurrently, until one is good or no caller asks any more.
 
 use std::future::{Future, pending, poll_fn};
 use std::mem::replace;
