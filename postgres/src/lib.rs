@@ -147,6 +147,7 @@ impl PostgresStore {
 
     /// Sets what happens to requests while Postgres fails: [`Remote::on_failure`].
     #[must_use]
+    #[doc(alias("fail_open", "fail_closed"))]
     pub fn on_failure(mut self, policy: OnStoreFailure) -> Self {
         self.settings.on_failure = policy;
         self.remote = self.remote.on_failure(policy);

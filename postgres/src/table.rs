@@ -79,11 +79,10 @@ impl Table {
              SET LOCAL statement_timeout = 0; SET LOCAL statement_timeout = 0"
         );
         let Ok(answer) = self.link.run(&sql).await else { return };
-        let ends = answer.iter().filter_map(|message| match message {
+        let ends = Vec::<u64>::from_iter(answer.iter().filter_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
             _ => None,
-        });
-        let ends: Vec<u64> = ends.collect();
+        }));
         let last = ends.iter().max().filter(|_| ends.len() == DELETED);
         let due = last.is_none().then(|| Instant::now() + BETWEEN_DELETIONS);
         let all_at = if from == 0 { to } else { all_at };
