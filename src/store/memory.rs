@@ -216,20 +216,21 @@ impl Store for MemoryStore {
         let shard = locked.shard_of(0);
         let states = places.map(|place| shard.state_at(place));
         let writes = adjust.apply_over(now, &states, &windows);
-        let mut answer = Ok(());
+        // All of a true cost is counted, or nothing: a caller may repeat one that fails.
+        let mut counts = places.iter().zip(&writes);
+        let lost = !adjust.is_refund() && counts.any(|of| matches!(of, (CountedIn::None, Some(_))));
         for ((place, state), quota) in places.into_iter().zip(writes).zip(quotas) {
             // An overflow entry may hold other keys' tokens: a refund to it is dropped.
             let own = matches!(place, CountedIn::Own(_));
-            if let Some(state) = state.filter(|_| own || !adjust.is_refund()) {
-                if matches!(place, CountedIn::None) {
-                    answer = Err(StoreError::new("the store is full, and can't count a true cost"));
-                } else if !own {
+            if let Some(state) = state.filter(|_| !lost && (own || !adjust.is_refund())) {
+                if !own {
                     self.memory.charged.note(scope, quota);
                 }
                 shard.write(now, place, state);
             }
         }
-        Reply::from(answer)
+        let full = || StoreError::new("the store is full, and can't count a true cost");
+        Reply::from(if lost { Err(full()) } else { Ok(()) })
     }
 
     /// Clears the key's own entries, also if this fails because of shared ones.

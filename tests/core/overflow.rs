@@ -124,6 +124,8 @@ fn fill_overflow(store: &MemoryStore) {
 #[test]
 fn a_full_overflow_refuses_charges_reservations_and_true_costs_until_its_windows_have_ended() {
     let (store, clock) = small(1);
+    let week = Quota::per_week(20).name("late").store(store.clone());
+    assert!(answer(week.check("late")).is_allowed());
     flood(&store, 1_000);
     fill_overflow(&store);
     let hour = Quota::per_hour(5);
@@ -136,16 +138,13 @@ fn a_full_overflow_refuses_charges_reservations_and_true_costs_until_its_windows
         let end = UNIX_EPOCH + Duration::from_secs(1_699_999_200 + windows * 3_600);
         assert_eq!(refused.retry_at(), Some(end), "{quota}");
     }
-    let late = Quota::per_day(5).name("late").store(store);
-    let settle = |actual| {
-        let receipt = answer(late.charge("late", 0)).expect("nothing is taken");
-        late.settle(receipt, actual).into_now().expect("memory")
-    };
+    let late = week.with_quotas(Quota::per_week(20).and(Quota::per_day(5)));
+    let receipt = || answer(late.charge("late", 0)).expect("nothing is taken");
+    let settle = |actual| late.settle(receipt(), actual).into_now().expect("memory");
     settle(0).expect("there is nothing to count");
-    assert_eq!(
-        settle(9).unwrap_err().to_string(),
-        "the store is full, and can't count a true cost"
-    );
+    let error = settle(9).unwrap_err().to_string();
+    assert_eq!(error, "the store is full, and can't count a true cost");
+    assert_eq!(answer(week.peek("late")).used(), 1, "a part of it is not counted, either");
     assert!(!answer(late.check("late")).is_allowed());
     clock.advance(Duration::from_secs(2 * 86_400));
     assert!(answer(late.check("late")).is_allowed());
