@@ -18,7 +18,7 @@ compile_error!(
 /// A store reads its clock once per decision. If the clock steps back, that alone grants no tokens.
 pub trait Clock: Send + Sync + 'static {
     /// Returns the milliseconds since the Unix epoch, UTC, as [`ManualClock::set_ms`] sets them.
-    /// Values above 2^53 - 1 count as 2^53 - 1.
+    /// Values above 2^53 - 2 count as 2^53 - 2.
     fn now_ms(&self) -> u64;
 }
 
