@@ -214,6 +214,8 @@ impl Waiting {
             request.claim.terms = Arc::clone(&claim.terms);
         }
         self.pass_unpolled(me, visit);
+        // One that is not polled keeps no answer, by which newcomers would be refused.
+        self.answer.take_if(|_| is_new && self.requests.is_empty() && self.in_flight.is_empty());
         // A request that has just come may ask in any case.
         if look.waker.is_some() && visit.queue.closed.load(Ordering::Acquire) {
             return (Turn::Closed, now);
@@ -398,8 +400,10 @@ impl Waiting {
         let decision = answer.as_ref().ok();
         // A request may never pass any more: the limits were lowered.
         let waits = decision.is_some_and(|of| !of.is_allowed() && of.retry_at_ms().is_some());
-        if let Some(decision) = decision {
-            self.note_answer(claim, sent, decision, visit);
+        if let Some(decision) = decision.cloned() {
+            let (terms, cost) = (Arc::clone(&claim.terms), claim.cost.clone());
+            let took = visit.now.saturating_duration_since(sent);
+            self.note_answer(LastAnswer { decision, terms, cost, sent, took }, visit);
         }
         match self.in_flight.remove(&me) {
             Some(request) if waits => _ = self.requests.insert(me, request),
@@ -410,22 +414,13 @@ impl Waiting {
         waits
     }
 
-    fn note_answer(
-        &mut self,
-        claim: &Claim,
-        sent: Instant,
-        decision: &Decision,
-        visit: &Visit<'_>,
-    ) {
-        let (terms, cost) = (Arc::clone(&claim.terms), claim.cost.clone());
-        let took = visit.now.saturating_duration_since(sent);
-        let answer = LastAnswer { decision: decision.clone(), terms, cost, sent, took };
+    fn note_answer(&mut self, answer: LastAnswer, visit: &Visit<'_>) {
         let first_pause = FIRST_PAUSE.min(visit.queue.max_wait / 2).max(TICK);
         let before = self.answer.as_ref().filter(|last| answer.refuses() && last.refuses());
         self.pause = match before {
             None => first_pause,
             // Charges in flight at the same time are refused once.
-            Some(before) if sent < before.sent + self.pause => self.pause,
+            Some(before) if answer.sent < before.sent + self.pause => self.pause,
             Some(_) => (self.pause * 2).min(answer.window() / LONGEST_PAUSE).max(first_pause),
         };
         self.answer = Some(answer);

@@ -528,6 +528,21 @@ async fn a_charge_that_is_not_polled_makes_no_line_longer() {
     assert!(!first.is_finished() && waiting <= 1, "{waiting} wait behind the first");
 }
 
+/// Others are refused by an answer of now, not by the one before.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_not_polled_keeps_no_answer() {
+    let limit = Quota::per_day(1).name("kept").key(Key::global());
+    let (others, layer) = used_by_others(limit, 1, 20).await;
+    let service = boxed(&layer.queue(9, secs(5)));
+    let mut forgotten = Box::pin(service.clone().oneshot(get("/")));
+    assert!((&mut forgotten).now_or_never().is_none());
+    sleep(ms(200)).await;
+    assert_eq!(status(service.clone().oneshot(get("/"))).await, 429);
+    others.reset(Key::global()).await.expect("memory");
+    sleep(secs(2)).await;
+    assert_eq!(status(service.oneshot(get("/"))).await, 200);
+}
+
 /// A request that is never polled again keeps the line and its last answer, which has room.
 #[tokio::test(start_paused = true)]
 async fn requests_under_other_quotas_wait_for_no_answer_that_has_room() {

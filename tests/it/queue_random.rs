@@ -133,8 +133,7 @@ impl Setup {
         let exact = rng.u64(..4) == 0;
         let mut is = |one_in: u64| rng.u64(..one_in) == 0 && !exact;
         let [costs, disconnects] = [is(2), is(2)];
-        let [plans, changes, stalls, panics] = [is(4), is(4), is(4), is(4)];
-        let [late, jitter] = [is(3), is(3)];
+        let [plans, changes, stalls, panics, late, jitter] = [4, 4, 4, 4, 3, 3].map(is);
         Self {
             quotas,
             all: all.filter(|_| !exact),
@@ -264,24 +263,24 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
         requests.push(tokio::spawn(task));
         tokio::task::yield_now().await;
     }
+    let set_busy = |busy| {
+        let mut world = world.lock().unwrap();
+        world.busy = busy;
+        std::mem::take(&mut world.wakers).into_iter().for_each(Waker::wake);
+    };
     let others = if setup.late || setup.changes { 12 } else { 0 };
     for _ in 0..others {
         sleep(ms(rng.u64(..4_000))).await;
         if setup.late {
-            let mut world = world.lock().unwrap();
-            world.busy = !world.busy;
-            std::mem::take(&mut world.wakers).into_iter().for_each(Waker::wake);
+            let is_busy = world.lock().unwrap().busy;
+            set_busy(!is_busy);
         }
         if setup.changes {
             let quotas = setup.quotas(rng.u64(1..=2));
             layers.iter().for_each(|layer| Limits::from(layer).limiter(LINES).set_quotas(quotas));
         }
     }
-    {
-        let mut world = world.lock().unwrap();
-        world.busy = false;
-        std::mem::take(&mut world.wakers).into_iter().for_each(Waker::wake);
-    }
+    set_busy(false);
     for (number, request) in requests.into_iter().enumerate() {
         let answer = tokio::time::timeout(secs(200), request).await;
         let answer = answer.expect("it hangs");
@@ -303,10 +302,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
     let now = start.elapsed().as_millis() as u64;
     let limiter = Limit::new(setup.quotas(2)).name(LINES).store(memory.clone());
     for key in 0..2 {
-        let key_text = key.to_string();
-        let request = Request::get("/").header("x-key", &key_text).body(()).expect("a request");
-        let key_of = key_of(&request);
-        let standing = limiter.peek(key_of).await.expect("memory");
+        let standing = limiter.peek(Key::secret(key.to_string())).await.expect("memory");
         for (i, usage) in standing.usage().iter().enumerate() {
             let window = setup.quotas[i].1;
             let is_now = |call: &&Call| {
@@ -317,8 +313,7 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
         }
     }
     if let Some((limit, window)) = setup.all {
-        let quota = Quota::new(limit, secs(window));
-        let limiter = quota.name(ALL).store(memory);
+        let limiter = Quota::new(limit, secs(window)).name(ALL).store(memory);
         let used = limiter.peek(Key::global()).await.expect("memory").used();
         let is_now = |call: &&Call| call.window(ALL, 0, window) == now / 1_000 / window;
         let passed: u64 = calls.iter().filter(is_now).map(|call| call.cost).sum();
@@ -331,33 +326,18 @@ fn in_store(limits: Vec<Limit>, store: impl Store) -> FixedWindowLayer {
     FixedWindowLayer::new(Limits::new(limits).store(store))
 }
 
-/// As the layer reads it.
-fn key_of(request: &Request<()>) -> Key {
-    use tower_fixed_window::key::KeyExtractor;
-
-    let (parts, ()) = request.clone().into_parts();
-    let mut key = Key::default();
-    header("x-key").extract(&parts, &mut key).expect("it is there");
-    key
-}
-
 fn check(setup: &Setup, calls: &[Call]) {
     let factor = if setup.plans || setup.changes { 2 } else { 1 };
-    for (i, &(limit, window)) in setup.quotas.iter().enumerate() {
+    let quotas = setup.quotas.iter().enumerate();
+    let of_key = quotas.map(|(i, (limit, window))| (LINES, i, limit * factor, *window));
+    let all = setup.all.map(|(limit, window)| (ALL, 0, limit, window));
+    for (name, i, limit, window) in of_key.chain(all) {
         let mut counts = BTreeMap::new();
         for call in calls {
-            let window = call.window(LINES, i, window);
-            let count: &mut u64 = counts.entry((call.key, window)).or_default();
+            let key = (call.key * u64::from(name == LINES), call.window(name, i, window));
+            let count: &mut u64 = counts.entry(key).or_default();
             *count += call.cost;
-            assert!(*count <= limit * factor, "{limit} in {window} s: {call:?} of {calls:?}");
-        }
-    }
-    if let Some((limit, window)) = setup.all {
-        let mut counts = BTreeMap::new();
-        for call in calls {
-            let count: &mut u64 = counts.entry(call.window(ALL, 0, window)).or_default();
-            *count += call.cost;
-            assert!(*count <= limit, "{limit} of all in {window} s: {call:?} of {calls:?}");
+            assert!(*count <= limit, "{limit} of {name} in {window} s: {call:?} of {calls:?}");
         }
     }
     // Of several charges in flight, whoever is granted goes.
