@@ -3,7 +3,7 @@
 
 use std::iter;
 
-use super::{Decision, Details, Label, MAX_INLINE, Usage, Verdict};
+use super::{Decision, Details, Label, MAX_INLINE, MAX_LIMITS, Usage, Verdict};
 use crate::quota::{Quota, Quotas, Span};
 use crate::window::{State, Window};
 
@@ -355,24 +355,29 @@ impl Decision {
             let window =
                 Window::of_usage(quota, usage.span(), usage.used.min(quota.limit() as i64));
             let start = window.covering_window(tokens.min(Quota::MAX_TOKENS)).start;
-            // A window that runs may begin later than now, if the clock has stepped back (S4).
-            (if start < usage.end { self.now } else { start }, i)
+            // A window that runs may begin later than now, if the clock has stepped back (S4). Nobody
+            // waits for a limit of 0: it was another's, or was raised since.
+            (if start < usage.end || quota.limit() == 0 { self.now } else { start }, i)
         };
         quotas.iter().enumerate().map(at).max().unwrap_or((self.now, 0))
     }
 
     /// The refusal, `later` milliseconds after this decision, of a request that has to wait `after`
-    /// this decision, for a quota of the limit at this place.
+    /// this decision, for a quota of the limit at this place. `tokens` are those that it waits for,
+    /// by place.
     pub(crate) fn refusal_behind(
         &self,
         (after, place, quota): (i64, usize, usize),
         later: i64,
+        tokens: &[u128; MAX_LIMITS],
     ) -> Self {
         self.map_lines(|at, mut of| {
             let retry_at = of.now.saturating_add(after);
             (of.cost, of.now) = (0, of.now.saturating_add(later));
-            if of.verdict > (Verdict::Refused { retry_at }) {
-                // The cost was another request's.
+            // The cost was another request's.
+            let is_exceeded = |i: &usize| u128::from(of.usage()[*i].remaining()) < tokens[at];
+            of.refusing = of.refusing().filter(is_exceeded).fold(0, |bits, i| bits | 1 << i);
+            if of.refusing == 0 || of.verdict > (Verdict::Refused { retry_at }) {
                 (of.verdict, of.refusing) = (Verdict::Passed, 0);
             }
             if at == place {

@@ -172,7 +172,7 @@ impl LastAnswer {
 
     fn refusal(&self, tokens: &Tokens, now: Instant) -> Decision {
         let later = now.saturating_duration_since(self.sent).as_millis() as i64;
-        self.decision.refusal_behind(self.last_to_pass(tokens), later)
+        self.decision.refusal_behind(self.last_to_pass(tokens), later, &tokens.0)
     }
 }
 

@@ -223,7 +223,7 @@ async fn requests_that_would_wait_too_long_are_told_which_quotas_are_exceeded() 
             let limits = Limits::new(limits).store(paused_memory());
             let layer = FixedWindowLayer::new(limits).queue(30, ms(1_500));
             let service = noting(&layer, &Served::default());
-            let requests = send(&service, 20);
+            let _waiting = send(&service, 20);
             sleep(ms(1)).await;
             let Ok(refused) = service.clone().oneshot(get("/")).await;
             assert_eq!(refused.headers()["x-ratelimit-limit"], limit, "{quotas:?}");
@@ -231,7 +231,6 @@ async fn requests_that_would_wait_too_long_are_told_which_quotas_are_exceeded() 
             let body = text_of(refused).await;
             let named = format!(r#""violated-policies":[{exceeded}]"#);
             assert!(body.contains(&named), "{quotas:?}: {body}");
-            drop(requests);
         }
     }
 }
@@ -244,12 +243,10 @@ async fn closing_the_queue_answers_all_waiters_with_503() {
         sleep(ms(1)).await;
         let start = Instant::now();
         layer.close_queue();
-        let mut statuses = Vec::new();
-        for request in requests {
+        for (request, status) in requests.into_iter().zip([vec![200; 10], vec![503; 2]].concat()) {
             let Ok(response) = request.await.expect("no panic");
-            statuses.push(response.status().as_u16());
+            assert_eq!(response.status(), status);
         }
-        assert_eq!(statuses, [vec![200; 10], vec![503; 2]].concat());
         assert_eq!(start.elapsed(), Duration::ZERO, "at once");
         for limiter in &Limits::from(&layer) {
             assert_eq!(used(limiter).await, 10, "{}: given back", limiter.name());
@@ -325,26 +322,34 @@ async fn those_behind_one_that_can_never_pass_are_told_when_to_come_back() {
     assert!(refused.headers().contains_key("retry-after"));
 }
 
-/// The first one was refused until the hour by its own cost, and left.
+/// The first one was refused by its own cost, too, for longer or not, and left.
 #[tokio::test(start_paused = true)]
 async fn a_newcomer_is_told_when_it_could_pass_and_not_when_the_first_one_could() {
     let cost = |parts: &Parts| if parts.uri.path() == "/80" { 80 } else { 5 };
-    let limits = Limits::new([
-        Quota::per_minute(2).name("requests").key(Key::global()),
-        Quota::per_hour(100).name("tokens").key(Key::global()).cost_fn(cost),
-    ]);
-    let layer = FixedWindowLayer::new(limits.store(paused_memory())).queue(2, secs(70));
-    let service = noting(&layer, &Served::default());
-    all_pass(&service, [get("/"), get("/")]).await;
-    let refused = newcomer_after(&service, async {
-        let tokens = Limits::from(&layer).limiter("tokens").clone();
-        assert!(tokens.charge(Key::global(), 30).await.expect("it answers").is_ok());
-    });
-    let refused = refused.await;
-    assert_eq!(refused.status(), 429);
-    assert_eq!(refused.headers()["x-ratelimit-resource"], "requests");
-    let seconds: u64 = refused.headers()["retry-after"].to_str().expect("text").parse().expect("n");
-    assert!(seconds <= 120, "{seconds}");
+    for (requests, tokens, used, (name, more), policy) in [
+        (Quota::per_minute(2), Quota::per_hour(100), [2, 10], ("tokens", 30), "requests:2/minute"),
+        (Quota::per_hour(9), Quota::per_minute(85), [0, 20], ("requests", 9), "requests:9/hour"),
+    ] {
+        let limits = Limits::new([
+            requests.name("requests").key(Key::global()),
+            tokens.name("tokens").key(Key::global()).cost_fn(cost),
+        ]);
+        let limits = limits.store(paused_memory());
+        let take = async |name, cost| {
+            let taken = limits.limiter(name).charge(Key::global(), cost).await;
+            assert!(taken.expect("it answers").is_ok());
+        };
+        take("requests", used[0]).await;
+        take("tokens", used[1]).await;
+        let layer = FixedWindowLayer::new(&limits).queue(2, secs(70));
+        let service = noting(&layer, &Served::default());
+        let refused = newcomer_after(&service, take(name, more)).await;
+        assert_eq!(refused.headers()["x-ratelimit-resource"], "requests");
+        let retry_after = refused.headers()["retry-after"].to_str().expect("text").parse();
+        assert!(secs(retry_after.expect("seconds")) <= 2 * requests.window());
+        let body = text_of(refused).await;
+        assert!(body.contains(&format!(r#""violated-policies":["{policy}"]"#)), "{body}");
+    }
 }
 
 /// S13: for good, not after a wait for a limit that their cost never fits.
@@ -474,6 +479,23 @@ async fn a_newcomer_is_told_of_no_quota_that_the_first_ones_cost_exceeds() {
     assert_eq!(refused.headers()["x-ratelimit-limit"], "85");
     let body = text_of(refused).await;
     assert!(body.contains(r#""violated-policies":["tokens:85/minute"]"#), "{body}");
+}
+
+/// Whoever waits costs nothing there.
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_does_not_wait_for_a_limit_of_0_that_was_raised() {
+    let limit = |tokens, name| Quota::per_minute(tokens).name(name).key(Key::global());
+    let cost = |parts: &Parts| u64::from(parts.uri.path() == "/some");
+    let limits =
+        Limits::new([limit(1, "all"), limit(0, "some").cost_fn(cost)]).store(paused_memory());
+    let service = noting(&FixedWindowLayer::new(&limits).queue(1, LONG), &Served::default());
+    all_pass(&service, [get("/")]).await;
+    let _waits = send(&service, 1);
+    sleep(ms(1)).await;
+    limits.limiter("some").set_quotas(Quota::per_minute(9));
+    let Ok(refused) = service.oneshot(get("/some")).await;
+    assert_eq!(refused.headers()["x-ratelimit-resource"], "all");
+    assert_eq!(refused.headers()["retry-after"], "120");
 }
 
 #[tokio::test(start_paused = true)]
