@@ -58,7 +58,9 @@ impl LimitedRequest {
                 (None, Some(place)) => {
                     // First, and once: a change after this is one of the next look.
                     place.has_changed |= self.renew();
-                    let need_not_wait = self.need_not_wait(place.has_changed);
+                    let is_eased = self.lines().any(|line| self.is_eased(line, place.has_changed));
+                    // Also if a limit is below the request's cost by now.
+                    let need_not_wait = is_eased || place.has_changed && !self.may_wait();
                     if need_not_wait && is_ready {
                         let arrived = place.claim.arrived;
                         drop(queued);
@@ -69,28 +71,30 @@ impl LimitedRequest {
                     place.has_changed &= need_not_wait;
                     match place.look(changed, is_ready, cx.as_deref_mut()) {
                         Turn::Wait if need_not_wait => break Next::AwaitService,
-                        // By the quotas in force, its cost never fits (S8).
-                        Turn::Refused(_) if !self.may_wait() => {
-                            let arrived = place.claim.arrived;
-                            drop(queued);
-                            return self.restart(parts, arrived, cx);
-                        }
                         Turn::Wait => break Next::Wait,
                         Turn::Ask if !is_ready => break Next::AwaitService,
-                        Turn::Ask => match self.send().into_now() {
-                            Ok(answer) => answer,
-                            Err(later) => {
-                                // A request that leaves the queue keeps nothing.
-                                let refund = Some(self.refundable());
-                                in_flight = Some(PendingDecision::new(later, refund));
-                                continue;
-                            }
-                        },
-                        Turn::Refused(refusal) => {
-                            return self.refuse(Reason::RateLimited(*refusal));
-                        }
                         Turn::Unanswered => return self.refuse(Reason::StoreFailed),
                         Turn::Closed => return self.refuse(Reason::QueueClosed),
+                        turn => {
+                            if let Turn::Refused(refusal) = turn {
+                                let next = self.refuse(Reason::RateLimited(*refusal));
+                                if is_eased || !need_not_wait {
+                                    return next;
+                                }
+                                // By the quotas in force, its cost never fits (S8). It is refused,
+                                // also if the store fails: its service is not ready.
+                                queued = None;
+                            }
+                            match self.send().into_now() {
+                                Ok(answer) => answer,
+                                Err(later) => {
+                                    // A request that leaves the queue keeps nothing.
+                                    let refund = Some(self.refundable());
+                                    in_flight = Some(PendingDecision::new(later, refund));
+                                    continue;
+                                }
+                            }
+                        }
                     }
                 }
                 (None, None) => return Next::Wait,
@@ -107,11 +111,7 @@ impl LimitedRequest {
         next
     }
 
-    /// Some limits were lifted, or are in shadow mode by now, or are below the request's cost.
-    fn need_not_wait(&self, has_changed: bool) -> bool {
-        has_changed && !self.may_wait() || self.lines().any(|line| self.is_eased(line, has_changed))
-    }
-
+    /// The limit was lifted, or is in shadow mode by now.
     fn is_eased(&self, line: &RequestLine, has_changed: bool) -> bool {
         let is_shadow = self.settings_of(line).limiter.live.is_shadow();
         is_shadow || has_changed && self.is_lifted(line)
@@ -141,7 +141,7 @@ impl LimitedRequest {
         let changed = !self.current.is_current_now();
         if changed {
             self.current = Arc::new(self.current.renewed());
-            // Nobody waits for a limit in shadow mode, and `need_not_wait` does not look at it.
+            // Nobody waits for a limit in shadow mode, and `is_eased` does not look at it.
             let mut aside = mem::take(&mut self.rare().aside);
             aside.retain(|(line, _)| !self.is_lifted(line));
             self.rare().aside = aside;
