@@ -294,7 +294,8 @@ impl Recent {
 }
 
 impl<C: Counters> SharedTable<C> {
-    /// Answers the questions, and returns those to ask again, and how long the call took.
+    /// Answers the questions, and returns how long the call took. Where counters have changed, `split`
+    /// gets the questions that the call goes on with, and those to ask again.
     ///
     /// Questions that have lost before have their counters read again right behind the write: of two
     /// equally far nodes, the one that is a moment later would lose each time. Charges that pass by
@@ -304,8 +305,8 @@ impl<C: Counters> SharedTable<C> {
         &self,
         recent: &Mutex<Recent>,
         mut batch: Vec<WaitingQuestion>,
-    ) -> (Vec<WaitingQuestion>, Option<Duration>) {
-        let mut again = Vec::new();
+        split: impl Fn(&[WaitingQuestion], Vec<WaitingQuestion>),
+    ) -> Option<Duration> {
         let mut step = Step::from_asked(batch.iter().map(|waiting| &waiting.asked));
         let mut wanted = are_wanted(&batch);
         let started = Instant::now();
@@ -329,9 +330,10 @@ impl<C: Counters> SharedTable<C> {
                     if error.fault == Fault::Key && batch.len() > 1 && !batch[0].is_parted =>
                 {
                     batch.iter_mut().for_each(WaitingQuestion::part);
-                    return (batch, None);
+                    split(&[], batch);
+                    return None;
                 }
-                failed => return (fail(batch, failed, again), None),
+                failed => return fail(batch, failed),
             },
         };
         // A call is a read and a write.
@@ -342,7 +344,7 @@ impl<C: Counters> SharedTable<C> {
             let write = self.write_and_read(&decided.groups, &lost);
             let ((at, written), read) = match WaitingQuestion::wait_for(&mut batch, write).await {
                 Some(Ok(answers)) => answers,
-                failed => return (fail(batch, failed, again), None),
+                failed => return fail(batch, failed),
             };
             sync::lock(recent).note(&batch, &decided, &written);
             let is_made = |(group, _): &(Option<usize>, _)| {
@@ -360,7 +362,7 @@ impl<C: Counters> SharedTable<C> {
                 now = if is_read { now } else { at };
                 decided = step.decide(asked_of(&batch, &wanted), now, &had);
             }
-            let mut lost_again = Vec::new();
+            let (mut again, mut lost_again) = (Vec::new(), Vec::new());
             let answers = batch.into_iter().zip(wanted).zip(made).zip(decided.answers);
             for (((mut waiting, wanted), is_made), (_, decision)) in answers {
                 if !wanted {
@@ -377,8 +379,9 @@ impl<C: Counters> SharedTable<C> {
                     waiting.answer(Err(error.unsent()));
                 }
             }
+            split(&lost_again, again);
             let Some((later, states)) = read.filter(|_| !lost_again.is_empty()) else {
-                return (again, took);
+                return took;
             };
             batch = lost_again;
             step = Step::from_asked(batch.iter().map(|waiting| &waiting.asked));
@@ -430,15 +433,10 @@ fn asked_of<'a>(
 }
 
 /// No question of a call that failed is repeated: its write may have happened.
-fn fail<T>(
-    batch: Vec<WaitingQuestion>,
-    failed: Option<Result<T, StoreError>>,
-    again: Vec<WaitingQuestion>,
-) -> Vec<WaitingQuestion> {
-    if let Some(Err(error)) = failed {
-        batch.into_iter().for_each(|waiting| waiting.answer(Err(error.clone())));
-    }
-    again
+fn fail<T, U>(batch: Vec<WaitingQuestion>, failed: Option<Result<T, StoreError>>) -> Option<U> {
+    let error = failed?.err()?;
+    batch.into_iter().for_each(|waiting| waiting.answer(Err(error.clone())));
+    None
 }
 
 impl<C: Counters> Store for Shared<C> {

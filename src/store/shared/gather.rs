@@ -168,8 +168,7 @@ impl<C: Counters> SharedCalls<C> {
         let (reply, answer) = oneshot::channel();
         let until = Instant::now().checked_add(deadline);
         let fate = Arc::new(AtomicU8::new(WAITS));
-        let of = Arc::clone(&fate);
-        let (counters, tries, is_parted) = (counters.into(), 0, false);
+        let (counters, tries, is_parted, of) = (counters.into(), 0, false, Arc::clone(&fate));
         let question =
             WaitingQuestion { asked, counters, tries, is_parted, until, fate: of, reply };
         if let Some(alone) = gathering.change_queue(|queue| queue.push(question)) {
@@ -239,10 +238,20 @@ impl<C: Counters> Gathering<C> {
         (questions, counters): Batch,
     ) -> impl Future<Output = ()> + Send + use<C> {
         let (this, of, at) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
-        let busy = AtEnd(move || of.change_queue(|queue| queue.end_call(&counters)));
+        let counters = Arc::new(Mutex::new(counters));
+        let own = Arc::clone(&counters);
+        let busy = AtEnd(move || of.change_queue(|queue| queue.end_call(&sync::lock(&own))));
         let mut place = Some(AtEnd(move || at.change_queue(|queue| queue.in_flight -= 1)));
         async move {
-            let mut call = pin!(this.table.decide_and_write(&this.recent, questions));
+            // Other counters do not wait for those that are locked, or change each time.
+            let split = |batch: &[WaitingQuestion], again| {
+                let is_free = |counter: &u64| !batch.iter().any(|of| of.counters.contains(counter));
+                let free = sync::lock(&counters).extract_if(is_free).collect();
+                this.change_queue(|queue| queue.end_call(&free));
+                // Questions that waited for the call come after those that it has to ask again.
+                this.change_queue(|queue| queue.push_again(again));
+            };
+            let mut call = pin!(this.table.decide_and_write(&this.recent, questions, split));
             let mut late = Sleep::until(Instant::now() + PATIENCE);
             let called = poll_fn(|cx| {
                 let called = call.as_mut().poll(cx);
@@ -251,13 +260,10 @@ impl<C: Counters> Gathering<C> {
                 }
                 called
             });
-            let (again, took) = called.await;
-            if let Some(took) = took {
+            if let Some(took) = called.await {
                 sync::lock(&this.queue).note_time(Instant::now(), took);
             }
-            // Questions that waited for this call come after those that it has to ask again.
             drop((busy, place));
-            this.change_queue(|queue| queue.push_again(again));
         }
     }
 }
@@ -361,12 +367,8 @@ impl Backlog {
     }
 
     fn end_call(&mut self, counters: &HashSet<u64>) {
-        let mut was_awaited = false;
-        for counter in counters {
-            self.busy.remove(counter);
-            was_awaited |= self.awaited.contains(counter);
-        }
-        if was_awaited {
+        counters.iter().for_each(|counter| _ = self.busy.remove(counter));
+        if !self.awaited.is_disjoint(counters) {
             self.awaited.clear();
             let mut ready: VecDeque<_> = std::mem::take(&mut self.blocked);
             ready = ready.into_iter().filter_map(|waiting| self.unless_blocked(waiting)).collect();
