@@ -75,7 +75,8 @@ pub const CALENDAR_VECTORS: [&str; 2] = [
 /// empty, and nobody else has them: give each call a table or a prefix of its own (there are some
 /// 250). Both handles read the given clock. They remember no refusals: give a `Shared` without a
 /// `Remote`, or a `Remote` with `remember_refusals(Duration::ZERO)`. `block_on` waits for a future
-/// on the current thread: that of `tower_fixed_window::testing`, or a runtime's.
+/// on the current thread: that of `tower_fixed_window::testing`, or a runtime's. It may end a future
+/// that takes minutes: a store that never answers is waited for.
 ///
 /// Each trace, reset and refund is made by both handles, in turns without a pattern, and in races
 /// both are called at once, while some decisions are held up between what they read and what they
