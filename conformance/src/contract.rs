@@ -50,7 +50,10 @@ async fn identity<S: Store>(store: Arc<S>) {
     let five = Quota::per_minute(5);
     let hour = Quota::per_hour(100);
     let limit = limiter(&store, "ab", five.and(hour));
-    assert!(allowed(&limit, "cd", 1).await);
+    // Longer than many a column.
+    let part = &*"x".repeat(64);
+    let long = |end: u64| Key::from(((part, part, part, part), end));
+    assert!(allowed(&limit, "cd", 1).await && allowed(&limit, long(1), 1).await);
 
     for (what, quotas) in [
         ("another limit", Quota::per_minute(9).and(Quota::per_hour(3))),
@@ -65,6 +68,8 @@ async fn identity<S: Store>(store: Arc<S>) {
     for (what, scope, key, quota) in [
         ("another scope", "x", Key::from("cd"), five),
         ("another key", "ab", Key::from("ce"), five),
+        ("a key in capitals", "ab", Key::from("CD"), five),
+        ("a long key with another end", "ab", long(2), five),
         ("an empty key", "ab", Key::global(), five),
         ("a number", "ab", Key::from(5_u64), five),
         ("a scope and a key that read the same together", "abc", Key::from("d"), five),
@@ -178,14 +183,14 @@ async fn resets<S: Store>(store: Arc<S>) {
     ];
     // Its bytes begin with those of "one".
     let longer = Key::from(("one", 7_u64));
-    let keys = ["one", "two", "*", "on"].map(Key::from).into_iter().chain([longer.clone()]);
+    let keys = ["one", "two", "*", "tw_", "on"].map(Key::from).into_iter().chain([longer.clone()]);
     for key in keys.clone() {
         assert!(allowed(&here, key.clone(), 1).await && allowed(&there, key.clone(), 1).await);
         for limit in &beside {
             assert!(allowed(limit, key.clone(), 1).await);
         }
     }
-    for key in ["*", "one"] {
+    for key in ["*", "tw_", "one"] {
         here.reset(key).await.expect("the store answers");
         assert_eq!(used(&here, key).await, [0, 0], "a reset forgets all quotas of the key");
         for limit in &beside {

@@ -64,6 +64,8 @@ faults! {
     finds_without_window: FindsWithoutWindow,
     finds_without_anchor: FindsWithoutAnchor,
     finds_by_scope_and_key_run_together: FindsByScopeAndKeyRunTogether,
+    finds_by_text_of_any_case: FindsByTextOfAnyCase,
+    finds_by_the_first_255_characters: FindsByTheFirst255Characters,
     refunds_twice: RefundsTwice,
     refunds_nothing: RefundsNothing,
     refunds_into_nothing: RefundsIntoNothing,
@@ -73,6 +75,8 @@ faults! {
     resets_everything: ResetsEverything,
     resets_the_scope: ResetsTheScope,
     resets_by_pattern: ResetsByPattern,
+    /// As `LIKE` does.
+    resets_what_is_like_the_key: ResetsWhatIsLikeTheKey,
     /// As where rows are found by the first bytes of a key.
     resets_longer_keys: ResetsLongerKeys,
     resets_the_first_quota_only: ResetsTheFirstQuotaOnly,
@@ -164,23 +168,22 @@ impl Faulty {
     fn id(&self, account: &Account<'_>, quota: &Quota) -> String {
         let scope = account.scope.name();
         let key = account.key.readable();
+        let any_case = key.to_lowercase().replace("%2a", "%2A");
         let counter = quota.counter();
+        let anchor = counter.trim_start_matches(|c: char| c.is_ascii_digit());
         let position = account.quotas.into_iter().position(|other| other == quota);
         match self.fault {
             Fault::FindsByLimit => format!("{scope} {key} {counter} {}", quota.limit()),
             Fault::FindsByPosition => format!("{scope} {key} {position:?}"),
             Fault::FindsWithoutScope => format!("{key} {counter}"),
             Fault::FindsWithoutKey => format!("{scope} {counter}"),
-            Fault::FindsWithoutWindow => {
-                format!(
-                    "{scope} {key} {}",
-                    counter.trim_start_matches(|c: char| c.is_ascii_digit())
-                )
-            }
+            Fault::FindsWithoutWindow => format!("{scope} {key} {anchor}"),
             Fault::FindsWithoutAnchor => format!("{scope} {key} {}", quota.window().as_millis()),
             Fault::FindsByScopeAndKeyRunTogether => {
                 format!("{scope}{} {counter}", key.replace(",t", "").trim_start_matches('t'))
             }
+            Fault::FindsByTextOfAnyCase => format!("{scope} {any_case} {counter}"),
+            Fault::FindsByTheFirst255Characters => format!("{scope} {key:.255} {counter}"),
             _ => format!("{scope} {key} {counter}"),
         }
     }
@@ -301,10 +304,8 @@ impl Store for Faulty {
         };
         let _step = if self.fault == Fault::ChargesInTwoSteps { None } else { self.step(is_there) };
         let now = self.now();
-        let plain = match charge.may_reserve() {
-            false => Charge::new(account, cost),
-            true => Charge::new(account, cost).reserving(),
-        };
+        let plain = Charge::new(account, cost);
+        let plain = if charge.may_reserve() { plain.reserving() } else { plain };
         let again = |charge: Charge<'_>, peek: bool| {
             self.decide(if peek { charge.peeking() } else { charge }, now)
         };
@@ -385,12 +386,8 @@ impl Store for Faulty {
             let writes = adjust.apply(now, |quota| {
                 let none = state(now as i64, 0, now as i64 + 1);
                 let state = self.load(&account, quota, now);
-                match self.fault {
-                    Fault::RefundsIntoNothing => {
-                        state.filter(|s| s.until > now as i64).or(Some(none))
-                    }
-                    _ => state,
-                }
+                let live = || state.filter(|s| s.until > now as i64).or(Some(none));
+                if self.fault == Fault::RefundsIntoNothing { live() } else { state }
             });
             for (quota, state) in writes {
                 self.save(&account, quota, state);
@@ -413,6 +410,10 @@ impl Store for Faulty {
             Fault::ResetsEverything => states.clear(),
             Fault::ResetsTheScope => states.retain(|id, _| !id.starts_with(&scope)),
             Fault::ResetsByPattern => states.retain(|id, _| !id.starts_with(&pattern)),
+            Fault::ResetsWhatIsLikeTheKey => states.retain(|id, _| {
+                let mut pairs = id.bytes().zip(of_key.bytes());
+                !pairs.all(|(of, like)| of == like || like == b'_')
+            }),
             Fault::ResetsLongerKeys => {
                 let longer = format!("{scope}{key},");
                 states.retain(|id, _| !id.starts_with(&of_key) && !id.starts_with(&longer));
@@ -422,9 +423,7 @@ impl Store for Faulty {
                 first.and_then(|id| states.remove(&id));
             }
             Fault::ResetsTheQuotasChargedLast => {
-                for counter in &*lock(&self.last) {
-                    states.remove(&format!("{of_key}{counter}"));
-                }
+                lock(&self.last).iter().for_each(|of| _ = states.remove(&format!("{of_key}{of}")));
             }
             _ => states.retain(|id, _| !id.starts_with(&of_key)),
         }
