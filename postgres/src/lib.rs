@@ -106,7 +106,7 @@ impl PostgresStore {
     /// table. Set this before you clone the store.
     ///
     /// # Panics
-    /// If the name has other characters than `[a-z0-9_]`, which SQL would have to quote.
+    /// If the name has other characters than `[a-z0-9_]`.
     #[must_use]
     #[track_caller]
     pub fn schema(self, name: &str) -> Self {
@@ -115,7 +115,7 @@ impl PostgresStore {
             !name.is_empty() && name.bytes().all(is_plain),
             "{name:?} can't name a schema here: write a-z, 0-9 and _, as in .schema(\"limits\")"
         );
-        let (of, deletion) = (format!("{name}."), Default::default());
+        let (of, deletion) = (format!("\"{name}\"."), Default::default());
         Self::over(Table { of, deletion, ..self.server.table }, self.settings)
     }
 
