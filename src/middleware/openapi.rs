@@ -5,6 +5,7 @@ use std::any::Any;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
+use super::headers::Headers;
 use super::layer::FixedWindowLayer;
 use super::rejection::{GitHubBody, Grpc, ProblemJson, QUOTA_EXCEEDED};
 use crate::limits::Limiter;
@@ -137,6 +138,9 @@ fn refusal_headers<J>(layer: &FixedWindowLayer<J>) -> Value {
             (_, kind) => json!({ "type": kind }),
         };
         headers[name.as_str()] = header(description, &schema);
+        // Limits that are lifted or in shadow mode have none of their own.
+        let is_of_each = layer.options.headers == Headers::OpenAi && resources.len() > 1;
+        headers[name.as_str()]["required"] = json!(!is_of_each);
     }
     headers
 }

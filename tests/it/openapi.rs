@@ -12,12 +12,10 @@ async fn compare<J: Reject<Body> + Send + Sync + 'static>(
     status: u16,
 ) {
     let document = layer.openapi_responses();
-    let service =
-        layer.layer(service_fn(async |_: Request<Body>| Ok::<_, ()>(Response::default())));
+    let service = layer.layer(service_fn(inner));
     let mut last = None;
     for _ in 0..requests {
-        let request = Request::get("/").body(Body::empty()).expect("a request");
-        last = Some(service.clone().oneshot(request).await.expect("infallible"));
+        last = Some(service.clone().oneshot(get("/")).await.expect("infallible"));
     }
     let (sent, body) = last.expect("a response").into_parts();
     assert_eq!(sent.status, status);
@@ -76,16 +74,18 @@ fn one_a_day() -> FixedWindowLayer {
 
 #[tokio::test]
 async fn a_refusal_is_as_described() {
+    let named = || Quota::per_day(1).from_first_request().name("api").key(Key::global());
+    let also = || Quota::per_hour(9).name("burst").key(Key::global());
     for headers in
         [Headers::GitHub, Headers::IetfDraft10, Headers::GitHubAndIetfDraft10, Headers::None]
     {
         compare(one_a_day().headers(headers), 2, 429).await;
         compare(one_a_day().headers(headers).reject(GitHubBody), 2, 429).await;
         compare(one_a_day().headers(headers).reject(EmptyBody), 2, 429).await;
-        let named = Quota::per_day(1).from_first_request().name("api").key(Key::global());
-        let also = Quota::per_hour(9).name("burst").key(Key::global());
-        compare(FixedWindowLayer::new([named, also]).headers(headers), 2, 429).await;
+        compare(FixedWindowLayer::new([named(), also()]).headers(headers), 2, 429).await;
     }
+    let of_one = FixedWindowLayer::new([named(), also().shadow()]);
+    compare(of_one.headers(Headers::OpenAi), 2, 429).await;
     compare(one_a_day().status(StatusCode::FORBIDDEN), 2, 403).await;
     // Its status is also that of a request without a key, or of a store that failed.
     compare(one_a_day().status(StatusCode::BAD_REQUEST), 2, 400).await;
