@@ -334,7 +334,8 @@ impl Limiter {
     /// often, since when, by which quota, and until when. Returns `None` without
     /// [`Limit::track_refused`](crate::Limit::track_refused), which has examples.
     ///
-    /// Keys are copied under a lock. Refusals during that time are not counted.
+    /// Keys are copied under a lock. Refusals during that time are not counted, nor some of those at
+    /// the same moment on several threads.
     pub fn refused(&self) -> Option<Refused> {
         Some(self.live.tracker.as_ref()?.refused(self.now()))
     }

@@ -30,7 +30,7 @@ const PERIOD: i64 = 15 * 60 * 1_000;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Refused {
-    /// The number of refusals.
+    /// The number of refusals that were counted.
     pub total: u64,
     /// The keys that were refused, most often first.
     pub keys: Vec<RefusedKey>,

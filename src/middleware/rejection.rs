@@ -28,7 +28,8 @@ pub enum Reason {
     /// The request has no key: 400 if the client left something out or sent something that can't be
     /// used, 500 if the server is misconfigured.
     MissingKey(MissingKey),
-    /// The store failed, and its policy is to refuse requests then: 503.
+    /// The store failed, and its policy is to refuse requests then; or it gave a queue no answer
+    /// within `max_wait`: 503.
     StoreFailed,
     /// The queue was closed while the request was waiting in it: 503.
     QueueClosed,
