@@ -180,47 +180,47 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
     /// A refusal by one limit takes nothing from another, whatever their order (S37).
     pub(super) fn all_limits_or_none(&self, in_one_step: bool) {
         let limits = |thread| {
-            let limits = ["few", "many"].into_iter().zip([33, 50]);
+            let limits = ["few", "many", "own"].into_iter().zip([66, 100, 200]);
             let limits = limits.map(|(name, limit)| Quota::per_hour(limit).name(name));
             Limits::new(limits).store(self.nodes.handle(thread))
         };
         let limits = [limits(0), limits(1)];
-        // Two keys of one limit, and one key of the other limit, which both charges share.
-        let passed = [AtomicU64::new(0), AtomicU64::new(0)];
+        // Keys of one limit, and one key of the other limit, which all charges share.
+        let passed = [(); THREADS as usize].map(|()| AtomicU64::new(0));
         self.run(&Quota::per_minute(1).into(), |thread, _| {
-            let passed = &passed[thread as usize % 2];
-            let mut lines = [Line::new("few", thread % 2, 1), Line::new("many", "all", 1)];
-            if thread > 1 {
-                lines.reverse();
-            }
-            // Each key is charged through both handles.
-            let limits = &limits[thread as usize / 2];
+            let (limits, passed) = (&limits[thread as usize / 2], &passed);
             Box::pin(async move {
-                for _ in 0..40 {
+                for round in 0..40 {
+                    // Others change a part of the charge's rows, or all: both handles charge the key.
+                    let key = if round % 8 < 4 { thread } else { thread % 2 };
+                    let mut lines = [("few", key), ("many", 9), ("own", key)];
+                    if thread > 1 {
+                        lines.reverse();
+                    }
+                    let lines = lines.map(|(name, key)| Line::new(name, key, 1));
                     let decision = limits.check(&lines).await.expect("the store answers");
-                    passed.fetch_add(decision.is_allowed().into(), Ordering::SeqCst);
+                    passed[key as usize].fetch_add(decision.is_allowed().into(), Ordering::SeqCst);
                 }
             })
         });
         let passed = passed.map(AtomicU64::into_inner);
-        let used = Mutex::new([0; 3]);
+        let used = Mutex::new(Vec::new());
         (self.block_on)(Box::pin(async {
             let of = |name, key: Key| limits[0].limiter(name).peek(key);
-            let replies = [of("few", 0.into()), of("few", 1.into()), of("many", "all".into())];
-            for (i, reply) in replies.into_iter().enumerate() {
+            let few = (0..THREADS).map(|key| of("few", key.into()));
+            for reply in few.chain([of("many", 9.into())]) {
                 let standing = reply.await.expect("the store answers");
-                used.lock().expect("no panic")[i] = standing.used();
+                used.lock().expect("no panic").push(standing.used());
             }
         }));
         let used = used.into_inner().expect("no panic");
-        assert!(passed.iter().all(|passed| *passed <= 33), "{passed:?} passed, of 33 each");
-        assert!(passed[0] + passed[1] <= 50, "{passed:?} passed, of 50 together");
+        assert!(passed.iter().all(|passed| *passed <= 66), "{passed:?} passed, of 66 each");
+        let all = passed.iter().sum();
+        assert!(all <= 100, "{passed:?} passed, of 100 together");
         // If limits are charged one after the other, a request may be refused for tokens that are
         // returned a moment later.
-        let all_passed = passed[0] + passed[1] == 50;
-        assert!(!in_one_step || all_passed, "{passed:?} passed, of 50 together");
-        let counted = [passed[0], passed[1], passed[0] + passed[1]];
-        assert_eq!(used, counted, "what passed is what is counted");
+        assert!(!in_one_step || all == 100, "{passed:?} passed, of 100 together");
+        assert_eq!(used, [&passed[..], &[all]].concat(), "what passed is what is counted");
     }
 
     /// Returned tokens can be taken again, once (S14), by either handle.

@@ -75,7 +75,6 @@ faults! {
     resets_everything: ResetsEverything,
     resets_the_scope: ResetsTheScope,
     resets_by_pattern: ResetsByPattern,
-    /// As `LIKE` does.
     resets_what_is_like_the_key: ResetsWhatIsLikeTheKey,
     /// As where rows are found by the first bytes of a key.
     resets_longer_keys: ResetsLongerKeys,
@@ -102,6 +101,7 @@ faults! {
     retries_a_conflict_twice: RetriesAConflictTwice,
     /// Of what it has read it compares the tokens only, which may be the same in the next window.
     compares_only_tokens: ComparesOnlyTokens,
+    compares_the_first_limit_only: ComparesTheFirstLimitOnly,
     sets_the_expiry_once: SetsTheExpiryOnce,
     answers_in_the_wrong_order: AnswersInTheWrongOrder,
     /// As a table without a column for it.
@@ -148,19 +148,17 @@ impl Faulty {
         match self.fault {
             Fault::LocksForEachHandle => Some(lock(&self.locks[self.handle])),
             Fault::LocksOnlyWhatIsThere if !is_there() => None,
-            Fault::RetriesAConflictTwice | Fault::ComparesOnlyTokens => None,
+            _ if COMPARING.contains(&self.fault) => None,
             _ => Some(lock(&STEP)),
         }
     }
 
     fn now(&self) -> u64 {
-        if self.fault == Fault::ReadsTheNodesClock && self.handle == 1 {
-            return self.clock.now_ms() + 30_000;
-        }
-        let mut latest = lock(&self.latest);
+        let (now, mut latest) = (self.clock.now_ms(), lock(&self.latest));
         *latest = match self.fault {
-            Fault::AClockThatNeverStepsBack => self.clock.now_ms().max(*latest),
-            _ => self.clock.now_ms(),
+            Fault::ReadsTheNodesClock if self.handle == 1 => now + 30_000,
+            Fault::AClockThatNeverStepsBack => now.max(*latest),
+            _ => now,
         };
         *latest
     }
@@ -195,13 +193,10 @@ impl Faulty {
         }
         let mut state = *lock(&self.states).get(&id)?;
         let end = state.start + quota.window().as_millis() as i64;
+        let is_early = now as i64 >= state.until - 60_000 && end < state.until;
         match self.fault {
             Fault::ForgetsAtTheWindowsEnd if now as i64 >= end => return None,
-            Fault::ForgetsAMinuteEarly
-                if now as i64 >= state.until - 60_000 && end < state.until =>
-            {
-                return None;
-            }
+            Fault::ForgetsAMinuteEarly if is_early => return None,
             Fault::ForgetsWhatIsRefundedToNothing if state.used == 0 => return None,
             Fault::NeverForgets => state.until = i64::MAX / 4,
             Fault::DropsTheStoredEnd => state.end = 0,
@@ -242,16 +237,18 @@ impl Faulty {
             lock(&seen).push((self.id(of, quota), state));
             state
         });
-        let compares = [Fault::RetriesAConflictTwice, Fault::ComparesOnlyTokens];
-        if compares.contains(&self.fault) && !writes.is_empty() {
+        if COMPARING.contains(&self.fault) && !writes.is_empty() {
             let _step = lock(&STEP);
             let states = lock(&self.states).clone();
             let twice = self.fault == Fault::RetriesAConflictTwice;
+            let compared = if self.fault == Fault::ComparesTheFirstLimitOnly { 1 } else { 99 };
             let is_same = |(id, state): &(String, Option<State>)| match (states.get(id), state) {
-                (Some(is), Some(was)) if !twice => is.used == was.used,
+                (Some(is), Some(was)) if self.fault == Fault::ComparesOnlyTokens => {
+                    is.used == was.used
+                }
                 (is, was) => is == was.as_ref(),
             };
-            if !lock(&seen).iter().all(is_same) {
+            if !lock(&seen).iter().take(compared).all(is_same) {
                 let now = self.now();
                 let again = || charge.decide(now, |of, quota| self.load(of, quota, now));
                 if twice {
@@ -291,10 +288,17 @@ impl Faulty {
 /// All work is done under one lock, except for the fault.
 static STEP: Mutex<()> = Mutex::new(());
 
+/// Several limits, of stores that can charge them together.
+const IN_TWO_STEPS: [Fault; 2] = [Fault::ChargesLimitsInTwoSteps, Fault::ComparesTheFirstLimitOnly];
+
+/// Stores that compare what they have read with what is there when they write.
+const COMPARING: [Fault; 3] =
+    [Fault::RetriesAConflictTwice, Fault::ComparesOnlyTokens, Fault::ComparesTheFirstLimitOnly];
+
 impl Store for Faulty {
     fn charge(&self, charge: Charge<'_>) -> Reply<Decision> {
         if charge.lines().len() > 1 {
-            let _step = (self.fault != Fault::ChargesLimitsInTwoSteps).then(|| lock(&STEP));
+            let _step = (!IN_TWO_STEPS.contains(&self.fault)).then(|| lock(&STEP));
             return Reply::now(self.decide(charge, self.now()));
         }
         let (account, cost) = charge.lines().next().expect("a line");
@@ -306,9 +310,6 @@ impl Store for Faulty {
         let now = self.now();
         let plain = Charge::new(account, cost);
         let plain = if charge.may_reserve() { plain.reserving() } else { plain };
-        let again = |charge: Charge<'_>, peek: bool| {
-            self.decide(if peek { charge.peeking() } else { charge }, now)
-        };
         let decision = match self.fault {
             Fault::ChargesQuotaByQuota if !charge.is_peek() => {
                 let decision = self.decide(charge, now);
@@ -319,7 +320,7 @@ impl Store for Faulty {
                 }
                 decision
             }
-            Fault::PeeksTake if charge.is_peek() => again(plain, false),
+            Fault::PeeksTake if charge.is_peek() => self.decide(plain, now),
             Fault::PeeksOpenWindows if charge.is_peek() => {
                 let decision = self.decide(charge, now);
                 let states = account.quotas.into_iter().zip(decision.usage());
@@ -333,7 +334,9 @@ impl Store for Faulty {
                 }
                 decision
             }
-            Fault::NeverReserves => again(Charge::new(account, cost), charge.is_peek()),
+            Fault::NeverReserves if !charge.is_peek() => {
+                self.decide(Charge::new(account, cost), now)
+            }
             Fault::AlwaysReserves => self.decide(charge.reserving(), now),
             _ => self.decide(charge, now),
         };
@@ -354,12 +357,9 @@ impl Store for Faulty {
     }
 
     fn charges_together(&self) -> bool {
-        use Fault::{
-            ChargesLimitByLimit, ChargesLimitsInTwoSteps, InOneStep, WritesTheFirstLimitOnly,
-        };
-
-        [ChargesLimitByLimit, ChargesLimitsInTwoSteps, WritesTheFirstLimitOnly, InOneStep]
-            .contains(&self.fault)
+        let one_step =
+            [Fault::InOneStep, Fault::ChargesLimitByLimit, Fault::WritesTheFirstLimitOnly];
+        one_step.contains(&self.fault) || IN_TWO_STEPS.contains(&self.fault)
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
@@ -405,15 +405,13 @@ impl Store for Faulty {
         let key = key.readable();
         let (scope, of_key) = (format!("{} ", scope.name()), format!("{} {key} ", scope.name()));
         let pattern = format!("{scope}{}", key.replace("%2A", ""));
+        let is_like = |id: &str| id.bytes().zip(of_key.bytes()).all(|(a, b)| a == b || b == b'_');
         match self.fault {
             Fault::ResetsNothing => {}
             Fault::ResetsEverything => states.clear(),
             Fault::ResetsTheScope => states.retain(|id, _| !id.starts_with(&scope)),
             Fault::ResetsByPattern => states.retain(|id, _| !id.starts_with(&pattern)),
-            Fault::ResetsWhatIsLikeTheKey => states.retain(|id, _| {
-                let mut pairs = id.bytes().zip(of_key.bytes());
-                !pairs.all(|(of, like)| of == like || like == b'_')
-            }),
+            Fault::ResetsWhatIsLikeTheKey => states.retain(|id, _| !is_like(id)),
             Fault::ResetsLongerKeys => {
                 let longer = format!("{scope}{key},");
                 states.retain(|id, _| !id.starts_with(&of_key) && !id.starts_with(&longer));
