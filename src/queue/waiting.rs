@@ -414,6 +414,7 @@ impl Waiting {
         waits
     }
 
+    #[inline]
     fn note_answer(&mut self, answer: LastAnswer, visit: &Visit<'_>) {
         let first_pause = FIRST_PAUSE.min(visit.queue.max_wait / 2).max(TICK);
         let before = self.answer.as_ref().filter(|last| answer.refuses() && last.refuses());
