@@ -341,7 +341,9 @@ async fn a_newcomer_is_told_when_it_could_pass_and_not_when_the_first_one_could(
         };
         take("requests", used[0]).await;
         take("tokens", used[1]).await;
-        let layer = FixedWindowLayer::new(&limits).queue(2, secs(70));
+        let layer = FixedWindowLayer::new(&limits).queue(2, secs(70)).on_decision(|_, all| {
+            assert!(all.of("tokens").expect("it is there").is_allowed());
+        });
         let service = noting(&layer, &Served::default());
         let refused = newcomer_after(&service, take(name, more)).await;
         assert_eq!(refused.headers()["x-ratelimit-resource"], "requests");
