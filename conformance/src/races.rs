@@ -57,25 +57,37 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
         shown[0]
     }
 
-    /// Exactly the limit passes in each window, under concurrency (S7).
+    /// Exactly the limit passes in each window, under concurrency (S7). Each charge is told of its own
+    /// key, also beside others.
     pub(super) fn exact(&self) {
         let quotas = Quota::per_minute(10).into();
         for window in 0..20 {
-            let passed = &AtomicU64::new(0);
-            self.run(&quotas, |_, limiter| {
+            let passed = &Mutex::new(Vec::new());
+            self.run(&quotas, |thread, limiter| {
                 Box::pin(async move {
+                    let ask = |key: u64| {
+                        let limiter = limiter.clone();
+                        Box::pin(async move {
+                            let decision = limiter.check(key).await.expect("the store answers");
+                            let used = decision.is_allowed().then_some((key, decision.used()));
+                            passed.lock().expect("no panic").extend(used);
+                        }) as Job<'_>
+                    };
                     for _ in 0..10 {
-                        let decision = limiter.check("one").await.expect("the store answers");
-                        passed.fetch_add(decision.is_allowed().into(), Ordering::SeqCst);
+                        all([0, 1 + thread].map(ask).into()).await;
                     }
                 })
             });
-            let passed = passed.load(Ordering::SeqCst);
-            assert!(
-                passed == 10,
-                "{passed} passed of a limit of 10, in window {window}: {CHANGED}"
-            );
-            assert_eq!(self.used(&quotas, "one"), 10, "what passed is what is counted");
+            let mut passed = std::mem::take(&mut *passed.lock().expect("no panic"));
+            passed.sort_unstable();
+            for key in 0..=THREADS {
+                let of: Vec<_> =
+                    passed.iter().filter(|(of, _)| *of == key).map(|of| of.1).collect();
+                let n = of.len();
+                assert!(n == 10, "{n} passed of a limit of 10, in window {window}: {CHANGED}");
+                assert!(of.is_sorted_by(|a, b| a < b), "each is told another number: {of:?}");
+                assert_eq!(self.used(&quotas, key), 10, "what passed is what is counted");
+            }
             self.clock.advance(Duration::from_secs(60));
         }
     }
