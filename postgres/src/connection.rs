@@ -253,12 +253,8 @@ mod tls {
 impl Failure {
     /// Nothing was done, and what was read no longer counts.
     pub(crate) fn is_conflict(&self) -> bool {
-        let codes = [
-            SqlState::T_R_SERIALIZATION_FAILURE,
-            SqlState::T_R_DEADLOCK_DETECTED,
-            SqlState::READ_ONLY_SQL_TRANSACTION,
-        ];
-        self.code().is_some_and(|code| codes.contains(code))
+        // It was not serializable, a deadlock, or met a replica.
+        self.code().is_some_and(|code| ["40001", "40P01", "25006"].contains(&code.code()))
     }
 
     pub(crate) fn is_locked(&self) -> bool {

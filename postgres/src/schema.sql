@@ -127,7 +127,7 @@ BEGIN
         || array_agg(w.place::bigint) || array_agg(w.more) INTO written FROM w WHERE w.place > 0;
 END $$;
 
--- What waits for a lock is not done later, when nobody expects it.
+-- What waits for a lock is not done later, when nobody expects it, and holds up no charge for long.
 CREATE OR REPLACE FUNCTION tfw_reset(of_scope text, of_key text) RETURNS void LANGUAGE sql
-SET search_path FROM CURRENT SET enable_seqscan = off SET lock_timeout = '100ms'
+SET search_path FROM CURRENT SET enable_seqscan = off SET lock_timeout = '5ms'
 AS $$ DELETE FROM tfw_counters WHERE key = of_key AND scope = of_scope $$;

@@ -159,11 +159,16 @@ impl Counters for Table {
 
     async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
         // A reset that was done late would take the counts of others with it. So the connection is
-        // checked before, and it is sent once.
+        // checked before, and it is sent once, or again if it met a lock. Charges go over the same
+        // connection, and wait for none of the pauses.
         self.read_row(&Names::of([].iter())).await?;
-        let key = text(key);
+        let (key, sql) = (text(key), format!("SELECT {}tfw_reset($1, $2)", self.of));
         let params: [Param<'_>; 2] = [(&scope, Type::TEXT), (&key, Type::TEXT)];
-        self.link.ask(&format!("SELECT {}tfw_reset($1, $2)", self.of), &params).await?;
+        let mut tries = 1..10;
+        while let Err(failure) = self.link.ask(&sql, &params).await {
+            tries.next().filter(|_| failure.is_locked()).ok_or(failure)?;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         Ok(())
     }
 }
