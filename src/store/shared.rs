@@ -294,8 +294,8 @@ impl Recent {
 }
 
 impl<C: Counters> SharedTable<C> {
-    /// Answers the questions, and returns how long the call took. Where counters have changed, `split`
-    /// gets the questions that the call goes on with, and those to ask again.
+    /// Answers the questions, and returns how long the call took. After each write, `split` gets the
+    /// questions that the call goes on with, and those to ask again.
     ///
     /// Questions that have lost before have their counters read again right behind the write: of two
     /// equally far nodes, the one that is a moment later would lose each time. Charges that pass by
@@ -433,7 +433,7 @@ fn asked_of<'a>(
 }
 
 /// No question of a call that failed is repeated: its write may have happened.
-fn fail<T, U>(batch: Vec<WaitingQuestion>, failed: Option<Result<T, StoreError>>) -> Option<U> {
+fn fail<T>(batch: Vec<WaitingQuestion>, failed: Option<Result<T, StoreError>>) -> Option<Duration> {
     let error = failed?.err()?;
     batch.into_iter().for_each(|waiting| waiting.answer(Err(error.clone())));
     None

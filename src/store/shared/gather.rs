@@ -232,7 +232,7 @@ impl<C: Counters> Gathering<C> {
         }
     }
 
-    /// The call has its counters until the future is dropped.
+    /// The call has its counters until they are split off, or the future is dropped.
     fn make_call(
         self: &Arc<Self>,
         (questions, counters): Batch,
@@ -240,16 +240,15 @@ impl<C: Counters> Gathering<C> {
         let (this, of, at) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
         let counters = Arc::new(Mutex::new(counters));
         let own = Arc::clone(&counters);
-        let busy = AtEnd(move || of.change_queue(|queue| queue.end_call(&sync::lock(&own))));
+        let busy =
+            AtEnd(move || of.change_queue(|queue| queue.end_call(&sync::lock(&own), vec![])));
         let mut place = Some(AtEnd(move || at.change_queue(|queue| queue.in_flight -= 1)));
         async move {
             // Other counters do not wait for those that are locked, or change each time.
             let split = |batch: &[WaitingQuestion], again| {
                 let is_free = |counter: &u64| !batch.iter().any(|of| of.counters.contains(counter));
                 let free = sync::lock(&counters).extract_if(is_free).collect();
-                this.change_queue(|queue| queue.end_call(&free));
-                // Questions that waited for the call come after those that it has to ask again.
-                this.change_queue(|queue| queue.push_again(again));
+                this.change_queue(|queue| queue.end_call(&free, again));
             };
             let mut call = pin!(this.table.decide_and_write(&this.recent, questions, split));
             let mut late = Sleep::until(Instant::now() + PATIENCE);
@@ -314,14 +313,6 @@ impl Backlog {
         None
     }
 
-    /// Before those that came later.
-    fn push_again(&mut self, again: Vec<WaitingQuestion>) {
-        self.ready.reserve(again.len());
-        for waiting in again.into_iter().rev() {
-            self.ready.push_front(waiting);
-        }
-    }
-
     fn note_time(&mut self, now: Instant, took: Duration) {
         if self.span_start.is_none_or(|start| now - start >= SPAN) {
             self.span_start = Some(now);
@@ -366,12 +357,13 @@ impl Backlog {
         Some((questions, counters))
     }
 
-    fn end_call(&mut self, counters: &HashSet<u64>) {
+    /// Questions that waited for the call come after those that it has to ask again.
+    fn end_call(&mut self, counters: &HashSet<u64>, again: Vec<WaitingQuestion>) {
         counters.iter().for_each(|counter| _ = self.busy.remove(counter));
-        if !self.awaited.is_disjoint(counters) {
+        if !again.is_empty() || !self.awaited.is_disjoint(counters) {
             self.awaited.clear();
-            let mut ready: VecDeque<_> = std::mem::take(&mut self.blocked);
-            ready = ready.into_iter().filter_map(|waiting| self.unless_blocked(waiting)).collect();
+            let waiting = again.into_iter().chain(std::mem::take(&mut self.blocked));
+            let mut ready: VecDeque<_> = waiting.filter_map(|of| self.unless_blocked(of)).collect();
             // Those that are ready came later, and have none of their counters.
             ready.append(&mut self.ready);
             self.ready = ready;
