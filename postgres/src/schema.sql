@@ -129,5 +129,5 @@ END $$;
 
 -- What waits for a lock is not done later, when nobody expects it, and holds up no charge for long.
 CREATE OR REPLACE FUNCTION tfw_reset(of_scope text, of_key text) RETURNS void LANGUAGE sql
-SET search_path FROM CURRENT SET enable_seqscan = off SET lock_timeout = '5ms'
+SET search_path FROM CURRENT SET enable_seqscan = off SET lock_timeout = '20ms'
 AS $$ DELETE FROM tfw_counters WHERE key = of_key AND scope = of_scope $$;

@@ -164,12 +164,13 @@ impl Counters for Table {
         self.read_row(&Names::of([].iter())).await?;
         let (key, sql) = (text(key), format!("SELECT {}tfw_reset($1, $2)", self.of));
         let params: [Param<'_>; 2] = [(&scope, Type::TEXT), (&key, Type::TEXT)];
-        let mut tries = 1..10;
-        while let Err(failure) = self.link.ask(&sql, &params).await {
-            tries.next().filter(|_| failure.is_locked()).ok_or(failure)?;
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        for _ in 0..5 {
+            match self.link.ask(&sql, &params).await {
+                Err(of) if of.is_locked() => tokio::time::sleep(Duration::from_millis(10)).await,
+                answer => return answer.map(drop).map_err(StoreError::from),
+            }
         }
-        Ok(())
+        Err(StoreError::new("Postgres: another transaction has locked the counter").of_key())
     }
 }
 
