@@ -470,9 +470,13 @@ pub(crate) fn together(lines: &mut [Line<'_>], now: i128, ask: Ask) -> Together 
     let covering: Option<Vec<_>> =
         taking.map(|line| line.model.covering(line.terms, now, line.cost)).collect();
     let covering = covering.map(|lines| lines.concat()).unwrap_or_default();
-    let dues: Vec<_> = covering.iter().filter(|(.., waits)| *waits).map(|(due, ..)| *due).collect();
-    let due = dues.into_iter().max();
-    let late = due.filter(|due| covering.iter().any(|(_, end, _)| end <= due));
+    let places = || covering.iter().enumerate();
+    let last = places().filter(|(_, (.., waits))| *waits).max_by_key(|(_, (due, ..))| *due);
+    // A window that begins at the end of time ends there, too.
+    let is_late = |(i, (due, ..)): &(usize, &(i128, i128, bool))| {
+        places().any(|(other, (_, end, _))| other != *i && end <= due)
+    };
+    let late = last.filter(is_late).map(|(_, (due, ..))| *due);
     let allowed = fit && late.is_none();
     if allowed {
         let ready_at = ready_at.filter(|_| ask == Ask::Reserve);

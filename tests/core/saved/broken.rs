@@ -124,12 +124,13 @@ fn changed(bytes: &[u8], at: usize, to: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_file_of_another_version_is_not_used() {
-    let (told, store, deploys) = open(&changed(&saved(), 8, &1_u64.to_le_bytes()));
+    let bytes = saved();
+    let (told, store, deploys) = open(&changed(&bytes, 8, &1_u64.to_le_bytes()));
     assert_eq!(told, "it has version 1 of the format");
     assert_works(store, &deploys);
     // The seed and what becomes of known keys by it.
     for at in [24, 32] {
-        let (told, store, deploys) = open(&changed(&saved(), at, &[9; 8]));
+        let (told, store, deploys) = open(&changed(&bytes, at, &[!bytes[at]]));
         assert_eq!(told, "another version of this crate, which hashes keys otherwise, wrote it");
         assert_works(store, &deploys);
     }
@@ -186,19 +187,16 @@ fn a_file_that_can_not_be_is_not_used() {
     let (start, until, used) = (64, 72, 80);
     let end: [u8; 8] = bytes[until..until + 8].try_into().expect("eight bytes");
     let least = (-(1_i64 << 53)).to_le_bytes();
-    for (at, to) in
-        [(start, end), (start, least), (used, least), (until, [0; 8]), (until, [0xff; 8])]
-    {
+    let bad = [(start, end), (start, least), (used, least), (until, [0; 8]), (until, [0xff; 8])];
+    for (at, to) in bad {
         let told = open(&changed(&bytes, at, &to)).0;
         assert_eq!(told, "a number in it is not possible", "{to:?} at {at}");
     }
     // Many buckets: the store allocates no memory for buckets that the file does not have.
     for buckets in [1_000, u64::MAX] {
         let told = open(&changed(&saved(), 40, &u64::to_le_bytes(buckets))).0;
-        assert!(
-            ["it ends too early", "a number in it is not possible"].contains(&&*told),
-            "{told}"
-        );
+        let expected = ["it ends too early", "a number in it is not possible"];
+        assert!(expected.contains(&&*told), "{told}");
     }
 }
 
@@ -258,8 +256,7 @@ fn a_file_is_not_replaced_by_the_same_again() {
 
     assert!(answer(limiter.check("alice")).is_allowed());
     store.save().expect("saves");
-    let second = inode();
-    assert_ne!(second, first);
+    assert_ne!(inode(), first);
     // A file that is gone is written again, without a change.
     fs::remove_file(deploys.path()).expect("removed");
     store.save().expect("saves");
@@ -356,9 +353,8 @@ fn a_broken_file_takes_no_name_that_an_earlier_one_has() {
         fs::write(deploys.path(), content).expect("written");
         drop(deploys.open());
     }
-    for (name, content) in
-        [("counts.broken", "first"), ("counts.broken-1", "second"), ("counts.broken-2", "third")]
-    {
+    for (suffix, content) in [("", "first"), ("-1", "second"), ("-2", "third")] {
+        let name = format!("counts.broken{suffix}");
         assert_eq!(fs::read_to_string(deploys.folder.path().join(name)).expect("kept"), content);
     }
 }
