@@ -85,7 +85,6 @@ impl RateLimitEndpoint {
 /// `None` if the request has no limit, or none that it may see (S23).
 fn peek(limiter: &Limiter, parts: &Parts) -> Result<Option<Reply<Decision>>, Reason> {
     let (live, mut key) = (&limiter.live, Key::default());
-    limiter.end_changes();
     if live.is_shadow() {
         return Ok(None);
     }
@@ -115,6 +114,7 @@ impl<B> Service<Request<B>> for RateLimitEndpoint {
             response.headers_mut().insert(ALLOW, const { HeaderValue::from_static("GET, HEAD") });
             return Box::pin(ready(Ok(response)));
         }
+        self.limits.iter().for_each(Limiter::end_changes);
         if self.limits.iter().all(|limiter| limiter.live.is_shadow()) {
             let message = Some("Rate limiting is not enabled.");
             return Box::pin(ready(Ok(failure(StatusCode::NOT_FOUND, message, false))));

@@ -101,16 +101,6 @@ async fn a_response_is_judged_only_if_its_request_is_charged() {
 }
 
 #[tokio::test]
-async fn shadow_on_a_clone_of_a_limit_does_not_change_the_original() {
-    let (enforced, store) = (everyone(0).name("api"), TestStore::new(Mood::Now));
-    let trial = enforced.clone().shadow();
-    for (limit, status) in [(&trial, 200), (&enforced, 429), (&trial, 200)] {
-        let layer = FixedWindowLayer::new(limit.clone().store(store.clone()));
-        assert_eq!(call(&mut service!(layer), "/").await.status(), status);
-    }
-}
-
-#[tokio::test]
 async fn handlers_find_the_decision_if_the_layer_exposes_it() {
     for case in CASES {
         let response = call(&mut service!(per_minute(9, case)), "/").await;
