@@ -85,8 +85,9 @@ impl Live {
             let this = Arc::clone(self);
             Some(Arc::new(move |parts: &Parts, key: &Key| match (this.quotas_for(key), &plan) {
                 ((_, false), Some(plan)) => plan(parts, key),
-                // Others have those in force, which may change until they are charged.
-                ((quotas, own), _) => (own || quotas == Plan::UNLIMITED).then_some(quotas),
+                // Others have those in force, which may change until they are charged, or these if
+                // there were none.
+                ((now, own), _) => (own || [all, now].contains(&Plan::UNLIMITED)).then_some(now),
             }) as PlanFn)
         } else {
             plan

@@ -363,6 +363,10 @@ fn limits_are_lifted_and_set_again_at_run_time() {
     assert_eq!(limit_of(&layer, "c"), (String::new(), 200));
     let moved = Limits::from(&api).store(MemoryStore::new());
     assert_eq!(moved.limiter("api").quotas(), Some(Plan::UNLIMITED));
+    // A request that meets the change has the limit of before or of after, not that of long ago.
+    let changes = api.clone();
+    let meets = layer.clone().skip(move |_| (changes.set_quotas(Quota::per_day(7)), false).1);
+    assert_eq!(limit_of(&meets, "d"), ("7".to_owned(), 200));
     lifted("1/day");
     // One key until an instant.
     api.set_key_quotas_until(secret("a"), Plan::UNLIMITED, in_an_hour());
