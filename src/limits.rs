@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::decision::{Decision, MAX_LIMITS, RateLimited, Ruling};
 use crate::key::Key;
-use crate::quota::{Plan, Quotas};
+use crate::quota::{Plan, Quota, Quotas};
 use crate::store::{
     Account, AnyStore, Charge, MemoryStore, OwnedAccount, Reply, Scope, Store, StoreError, StoreId,
 };
@@ -155,7 +155,7 @@ impl Limits {
     ///
     /// # Errors
     /// If the store fails, or if the lines are empty, name an unknown limit, or name one limit
-    /// twice.
+    /// twice. Also for a line of a limit by plan without [`with_quotas`](Line::with_quotas).
     pub fn check<'a>(&self, lines: impl AsRef<[Line<'a>]>) -> Reply<Decision> {
         self.ask(lines.as_ref(), |limiters, charge, _| check_here(limiters, charge))
     }
@@ -474,7 +474,7 @@ impl Receipt {
         let corrected = self.decision.map_lines(|place, of| {
             let line = &self.lines[place];
             let Some(limiter) = line.find(limiters) else { return of };
-            let actual = actual(place, limiter, of.granted());
+            let actual = actual(place, limiter, of.granted()).map(|of| of.min(Quota::MAX_TOKENS));
             replies.push(limiter.correct(line, &of, actual));
             of.with_cost(actual.unwrap_or(0))
         });

@@ -138,6 +138,9 @@ fn tokens_are_counted_from_the_first_cost_on() {
         assert!(block_on(limiter.charge(Key::global(), cost)).expect("memory").is_ok());
         assert_eq!(tokens(&handle, "api"), [expected, 0, 0, expected], "{cost}");
     }
+    let receipt = block_on(limiter.charge(Key::global(), 0)).expect("memory").expect("it passes");
+    block_on(limiter.settle(receipt, u64::MAX)).expect("memory");
+    assert_eq!(tokens(&handle, "api")[2], Quota::MAX_TOKENS);
 }
 
 #[test]
