@@ -32,9 +32,10 @@ impl FromStr for Quota {
     ///
     /// Options may follow, each named after a method: `staggered`, `from-first-request`,
     /// `starting-at=6h`, `rollover-up-to=150`, `reserve-up-to=20`. The first three exclude each
-    /// other, and no option may occur twice. Instead of these three, a day, a week, a month or a
-    /// year can have a first day, `from sunday`, `from day 15` (of the month) or `from 04-06` (6
-    /// April), and a time zone, `in Asia/Tokyo` (feature `time-zones`).
+    /// other, and no option may occur twice. Instead of these three, a week, a month or a year can
+    /// have a first day: `from sunday`, `from day 15` (of the month) or `from 04-06` (6 April). A
+    /// day, a week, a month or a year can have a time zone, `in Asia/Tokyo` (feature `time-zones`),
+    /// which follows `starting-at`.
     ///
     /// ```
     /// use tower_fixed_window::Quota;
