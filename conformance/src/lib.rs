@@ -115,7 +115,7 @@ pub fn conformance<S: Store>(
     race().first_charges();
     race().own_answers();
     race().all_or_nothing();
-    race().refunds_once();
+    race().corrections_once();
     race().resets();
     if in_one_step {
         race().all_limits_or_none(true);

@@ -235,20 +235,23 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
         assert_eq!(used, [&passed[..], &[all]].concat(), "what passed is what is counted");
     }
 
-    /// Returned tokens can be taken again, once (S14), by either handle.
-    pub(super) fn refunds_once(&self) {
-        let quotas = Quota::per_minute(100).into();
+    /// Returned tokens can be taken again, once (S14), by either handle. What was used beyond a charge
+    /// is counted, also past the limit (S15).
+    pub(super) fn corrections_once(&self) {
+        let quotas = Quota::per_minute(200).into();
         let (kept, order) = (&AtomicU64::new(0), &AtomicU64::new(0));
         self.run(&quotas, |_, limiter| {
             Box::pin(async move {
                 for _ in 0..100 {
                     let charged = limiter.charge("refunds", 1).await.expect("the store answers");
                     let Ok(receipt) = charged else { continue };
-                    if order.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
-                        limiter.refund(receipt).await.expect("the store answers");
-                    } else {
-                        kept.fetch_add(1, Ordering::SeqCst);
+                    let keeps = order.fetch_add(1, Ordering::SeqCst) % 3;
+                    match keeps {
+                        0 => limiter.refund(receipt).await.expect("the store answers"),
+                        1 => drop(receipt),
+                        _ => limiter.settle(receipt, keeps).await.expect("the store answers"),
                     }
+                    kept.fetch_add(keeps, Ordering::SeqCst);
                 }
             })
         });

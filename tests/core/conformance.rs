@@ -50,6 +50,7 @@ faults! {
     /// Other charges come between reading and writing.
     charges_in_two_steps: ChargesInTwoSteps,
     adjusts_in_two_steps: AdjustsInTwoSteps,
+    settles_in_two_steps: SettlesInTwoSteps,
     /// Each quota is charged by itself, so a refusal by one quota takes tokens from another.
     charges_quota_by_quota: ChargesQuotaByQuota,
     writes_the_first_quota_only: WritesTheFirstQuotaOnly,
@@ -363,7 +364,8 @@ impl Store for Faulty {
     }
 
     fn adjust(&self, adjust: Adjust<'_>) -> Reply<()> {
-        let two_steps = [Fault::ChargesInTwoSteps, Fault::AdjustsInTwoSteps].contains(&self.fault);
+        let two_steps = [Fault::ChargesInTwoSteps, Fault::AdjustsInTwoSteps].contains(&self.fault)
+            || self.fault == Fault::SettlesInTwoSteps && !adjust.is_refund();
         let _step = (!two_steps).then(|| match self.fault {
             Fault::LocksForEachHandle => lock(&self.locks[self.handle]),
             _ => lock(&STEP),
