@@ -254,16 +254,15 @@ impl Failure {
     /// Nothing was done, and what was read no longer counts.
     pub(crate) fn is_conflict(&self) -> bool {
         // It was not serializable, a deadlock, or met a replica.
-        self.code().is_some_and(|code| ["40001", "40P01", "25006"].contains(&code.code()))
+        self.has_code(&["40001", "40P01", "25006"])
     }
 
     pub(crate) fn is_locked(&self) -> bool {
-        self.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
+        self.has_code(&["55P03"])
     }
 
-    fn code(&self) -> Option<&SqlState> {
-        let Self::Failed(error) = self else { return None };
-        error.code()
+    fn has_code(&self, codes: &[&str]) -> bool {
+        matches!(self, Self::Failed(of) if of.code().is_some_and(|of| codes.contains(&of.code())))
     }
 }
 
@@ -306,6 +305,7 @@ fn told(what: &str, error: Error) -> StoreError {
         &SqlState::CANNOT_CONNECT_NOW => "it starts up, or shuts down",
         &SqlState::TOO_MANY_CONNECTIONS => "it takes no more connections",
         &SqlState::DISK_FULL => "its disk is full",
+        &SqlState::LOCK_NOT_AVAILABLE => "another transaction has locked the table or the counter",
         &SqlState::READ_ONLY_SQL_TRANSACTION => "it is a replica, which takes no writes",
         &SqlState::ADMIN_SHUTDOWN | &SqlState::CRASH_SHUTDOWN => "it was shut down",
         _ => return StoreError::new(format!("Postgres refused the statement ({})", code.code())),

@@ -131,18 +131,17 @@ impl Counters for Table {
     }
 
     async fn write(&self, groups: &[Vec<Write>]) -> Result<(u64, Vec<Option<u64>>), StoreError> {
-        let rows = groups.iter().enumerate();
-        let rows = rows.flat_map(|(of, group)| group.iter().map(move |write| (of, write)));
-        let mut rows: Vec<_> = rows.collect();
+        let each = groups.iter().enumerate();
+        let mut rows = Vec::from_iter(each.flat_map(|(i, of)| of.iter().map(move |row| (i, row))));
         rows.sort_by_key(|&(_, write)| order(&write.counter));
-        let answer = match self.swap(&rows, |of| groups[of].len() > 1).await {
-            // Nothing was written. A client that has locked a row holds up no other one.
-            Err(failure) if failure.is_locked() => self.swap(&rows, |_| true).await,
-            answer => answer,
-        };
+        let (mut answer, mut tries) = (self.swap(&rows, |of| groups[of].len() > 1).await, 0..5);
+        // Nothing was written. A client that has locked a row holds up no other one: it is skipped.
+        while answer.as_ref().is_err_and(Failure::is_locked) && tries.next().is_some() {
+            answer = self.swap(&rows, |_| true).await;
+        }
         let written: Vec<i64> = match answer {
-            // Nothing was written, and it is decided anew.
-            Err(failure) if failure.is_conflict() || failure.is_locked() => Vec::new(),
+            // Nothing was written, and it is decided anew, unless the table is locked.
+            Err(failure) if failure.is_conflict() => Vec::new(),
             // The time, the places of the rows that were written, and what others had taken of each.
             answer => column(answer?.first(), 0)?,
         };

@@ -100,9 +100,7 @@ async fn a_disk_that_is_full_and_a_table_that_is_dropped() {
         server.run(mend);
     }
     server.run("DROP VIEW tfw; DROP TABLE tfw_counters");
-    let store = PostgresStore::new(&server.url()).expect("an address").deadline(DEADLINE * 10);
-    store.create_tables().await.expect("it is created");
-    store.ping().await.expect("Postgres answers");
+    store(&server).await.deadline(DEADLINE * 10).ping().await.expect("Postgres answers");
 }
 
 #[tokio::test]
@@ -116,6 +114,11 @@ async fn a_table_that_is_locked_as_by_vacuum_full() {
     let start = Instant::now();
     assert!(!is_counted(&limiter_of(&patient), "read").await);
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    end_held(&server);
+    // As by CREATE INDEX: no counter changes at each try, so the breaker may open.
+    hold(&server, "LOCK TABLE tfw_counters IN SHARE MODE");
+    let error = patient.ping().await.expect_err("nothing can be written").to_string();
+    assert!(error.contains("locked the table"), "{error}");
     end_held(&server);
 }
 
@@ -141,12 +144,12 @@ async fn a_row_that_another_transaction_has_locked() {
     assert!((2..=3).contains(&counted(&server, "locked")));
     // Nor do many requests for it open the breaker for other rows.
     hold(&server, "SELECT FROM tfw_counters WHERE key = 'tlocked' FOR UPDATE");
-    let often = limiter_of(&store.clone().deadline(DEADLINE / 2));
-    let rare = often.clone();
+    let rare = limiter_of(&store.clone().deadline(DEADLINE / 2));
+    let of = rare.clone();
     let often = tokio::spawn(async move {
         loop {
-            let of_this = often.clone();
-            tokio::spawn(async move { is_counted(&of_this, "locked").await });
+            let of = of.clone();
+            tokio::spawn(async move { is_counted(&of, "locked").await });
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
@@ -170,13 +173,8 @@ async fn a_key_that_another_transaction_inserts() {
     let limiter = limiter_of(&store);
     assert!(is_counted(&limiter, "first").await);
     let window = server.run("SELECT win FROM tfw_counters");
-    hold(
-        &server,
-        &format!(
-            "INSERT INTO tfw_counters \
-             VALUES ('outage', 'tinserted', '{window}', 0, 0, 1, 1::bigint << 52, '', 1)"
-        ),
-    );
+    let row = format!("'outage', 'tinserted', '{window}', 0, 0, 1, 1::bigint << 52, '', 1");
+    hold(&server, &format!("INSERT INTO tfw_counters VALUES ({row})"));
     // All but the first share calls.
     let keys = ["first", "inserted", "a", "b", "c", "d", "e", "f"].into_iter();
     let asked = keys.map(|key| {
@@ -387,10 +385,7 @@ async fn a_connection_that_is_cut_between_calls_costs_no_decision() {
 async fn wrong_addresses_and_passwords_are_named_without_them() {
     let Some(server) = Postgres::start() else { return };
     let error = PostgresStore::new("mysql://secret@host/").expect_err("another database");
-    assert_eq!(
-        error.to_string(),
-        "no address of Postgres: write postgres://user:password@host/database"
-    );
+    assert!(error.to_string().ends_with(": write postgres://user:password@host/database"));
     // The parser would quote it.
     let error = PostgresStore::new("host=h password=a secret=b").expect_err("no quotes");
     assert!(!error.to_string().contains("secret"), "{error}");
