@@ -83,7 +83,7 @@ impl Link {
         self.patience.fetch_max(for_this.as_millis().min(u32::MAX.into()) as u64, Relaxed);
     }
 
-    fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> Duration {
         Duration::from_millis(self.patience.load(Relaxed))
     }
 

@@ -158,18 +158,20 @@ impl Counters for Table {
 
     async fn reset(&self, scope: &str, key: &Key) -> Result<(), StoreError> {
         // A reset that was done late would take the counts of others with it. So the connection is
-        // checked before, and it is sent once, or again if it met a lock. Charges go over the same
+        // checked before, and it is sent once, or again if nothing was done. Charges go over the same
         // connection, and wait for none of the pauses.
         self.read_row(&Names::of([].iter())).await?;
+        // A deadline that is missed would be the server's failure, however far it is.
+        let ends = Instant::now() + (self.link.patience() / 4).min(Duration::from_millis(60));
         let (key, sql) = (text(key), format!("SELECT {}tfw_reset($1, $2)", self.of));
-        let params: [Param<'_>; 2] = [(&scope, Type::TEXT), (&key, Type::TEXT)];
-        for _ in 0..5 {
-            match self.link.ask(&sql, &params).await {
-                Err(of) if of.is_locked() => tokio::time::sleep(Duration::from_millis(10)).await,
-                answer => return answer.map(drop).map_err(StoreError::from),
+        loop {
+            match self.link.ask(&sql, &[(&scope, Type::TEXT), (&key, Type::TEXT)]).await {
+                Err(of) if !of.is_locked() && !of.is_conflict() => return Err(of.into()),
+                Err(of) if ends <= Instant::now() => return Err(StoreError::from(of).of_key()),
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                Ok(_) => return Ok(()),
             }
         }
-        Err(StoreError::new("Postgres: another transaction has locked the counter").of_key())
     }
 }
 

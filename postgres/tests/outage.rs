@@ -195,18 +195,25 @@ async fn a_reset_that_met_a_lock_is_not_done_later() {
     let Some(server) = Postgres::start() else { return };
     let store = store(&server).await.deadline(Duration::from_secs(5));
     let (limiter, quick) = (limiter_of(&store), limiter_of(&store.clone().deadline(DEADLINE)));
+    let proxy = Proxy::to(server.port).delay(Duration::from_millis(40));
+    let far = PostgresStore::new(&url_of(&proxy)).expect("an address").deadline(DEADLINE);
+    let far = limiter_of(&far);
     for lock in ["LOCK TABLE tfw_counters", "SELECT FROM tfw_counters FOR UPDATE"] {
         wait_until_counted(&limiter, "reset").await;
+        wait_until_counted(&far, "reset").await;
         let before = counted(&server, "reset");
         hold(&server, lock);
         let start = Instant::now();
         let reset = async || limiter.reset("reset").await.expect_err("the row is locked");
-        let ask = async |key| lock.starts_with("LOCK") || is_counted(&quick, key).await;
-        let others = async || ask("one").await && ask("other").await;
+        let ask = async |of, key| lock.starts_with("LOCK") || is_counted(of, key).await;
+        let others = async || ask(&quick, "one").await && ask(&quick, "other").await;
         let (.., are_counted) = tokio::join!(reset(), reset(), reset(), reset(), reset(), others());
         assert!(are_counted && start.elapsed() < Duration::from_secs(4), "nobody waits long");
-        let _ = (reset().await, reset().await, reset().await, reset().await, reset().await);
-        assert!(ask("more").await, "the failures are those of the locked key");
+        for _ in 0..5 {
+            let why = far.reset("reset").await.expect_err("the row is locked").to_string();
+            assert!(lock.starts_with("LOCK") || why.contains("locked"), "{why}");
+        }
+        assert!(ask(&far, "more").await, "the failures are those of the locked key");
         let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
         assert_eq!(server.run(waits), "0");
         end_held(&server);
