@@ -356,7 +356,7 @@ impl Decision {
 
     /// The decision has one line.
     pub(crate) fn with_cost(mut self, cost: u64) -> Self {
-        let more = cost as i64 - self.granted() as i64;
+        let more = cost.min(Quota::MAX_TOKENS) as i64 - self.granted() as i64;
         let add = |usage: &mut Usage| usage.used = usage.used.saturating_add(more).min(MAX);
         self.inline.iter_mut().for_each(add);
         if self.details.is_some() {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::decision::{Decision, MAX_LIMITS, RateLimited, Ruling};
 use crate::key::Key;
-use crate::quota::{Plan, Quota, Quotas};
+use crate::quota::{Plan, Quotas};
 use crate::store::{
     Account, AnyStore, Charge, MemoryStore, OwnedAccount, Reply, Scope, Store, StoreError, StoreId,
 };
@@ -474,7 +474,7 @@ impl Receipt {
         let corrected = self.decision.map_lines(|place, of| {
             let line = &self.lines[place];
             let Some(limiter) = line.find(limiters) else { return of };
-            let actual = actual(place, limiter, of.granted()).map(|of| of.min(Quota::MAX_TOKENS));
+            let actual = actual(place, limiter, of.granted());
             replies.push(limiter.correct(line, &of, actual));
             of.with_cost(actual.unwrap_or(0))
         });

@@ -14,7 +14,7 @@ use super::{
 use crate::decision::{Decision, RateLimited, system_time};
 use crate::key::Key;
 use crate::observe::{Change, Event};
-use crate::quota::{Plan, Quotas};
+use crate::quota::{Plan, Quota, Quotas};
 use crate::store::{
     Account, Adjust, AnyStore, Charge, MemoryStore, Reply, Scope, Store, StoreError, instant,
 };
@@ -269,7 +269,7 @@ impl Limiter {
         match actual.checked_sub(taken) {
             Some(0) => Reply::now(()),
             Some(more) => {
-                account.scope.observe().event(Event::TokensSettled, more);
+                account.scope.observe().event(Event::TokensSettled, more.min(Quota::MAX_TOKENS));
                 mistakes::note_cost(account, actual);
                 let taken = self.store.adjust(Adjust::take(account, more, decision));
                 match self.live.limit.warns() {
