@@ -4,14 +4,16 @@
 //! moment, then sends all questions that wait by then: there is no timer. The distance to the
 //! server limits the calls in flight.
 //!
-//! Two calls in flight have no counter in common: one of them would only meet the other's change.
-//! So questions about a counter wait while a call has it, and are in the next one together.
+//! Two calls in flight have no counter in common, unless one of them stands still: one would only
+//! meet the other's change. So questions about a counter wait while a call has it, and are in the
+//! next one together.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::{Future, pending, poll_fn};
 use std::hash::BuildHasher;
+use std::mem;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -47,9 +49,10 @@ const MORE: usize = 4;
 const STILL: Duration = Duration::from_millis(10);
 /// How long the shortest call is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
-/// How long a call has a place among those in flight, and how long it lasts after all of its callers
-/// have left. One that hangs up must not end a connection, and a call that is never answered must
-/// keep neither others nor its counters.
+/// How long a call has a place among those in flight, and its counters if it has no answer, and how
+/// long it lasts after all of its callers have left. One that hangs up must not end a connection, and
+/// a call that is never answered must keep neither others nor its counters, however patient its
+/// callers are.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A question and its caller.
@@ -240,12 +243,14 @@ impl<C: Counters> Gathering<C> {
         let (this, of, at) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
         let counters = Arc::new(Mutex::new(counters));
         let own = Arc::clone(&counters);
-        let busy =
-            AtEnd(move || of.change_queue(|queue| queue.end_call(&sync::lock(&own), vec![])));
+        let own = move || mem::take(&mut *sync::lock(&own));
+        let mut busy = Some(AtEnd(move || of.change_queue(|queue| queue.end_call(&own(), vec![]))));
         let mut place = Some(AtEnd(move || at.change_queue(|queue| queue.in_flight -= 1)));
         async move {
+            let is_answered = AtomicBool::new(false);
             // Other counters do not wait for those that are locked, or change each time.
             let split = |batch: &[WaitingQuestion], again| {
+                is_answered.store(true, Relaxed);
                 let is_free = |counter: &u64| !batch.iter().any(|of| of.counters.contains(counter));
                 let free = sync::lock(&counters).extract_if(is_free).collect();
                 this.change_queue(|queue| queue.end_call(&free, again));
@@ -256,6 +261,7 @@ impl<C: Counters> Gathering<C> {
                 let called = call.as_mut().poll(cx);
                 if late.as_mut().is_some_and(|late| late.poll(cx).is_ready()) {
                     place = None;
+                    busy = busy.take().filter(|_| is_answered.load(Relaxed));
                 }
                 called
             });
@@ -362,7 +368,7 @@ impl Backlog {
         counters.iter().for_each(|counter| _ = self.busy.remove(counter));
         if !again.is_empty() || !self.awaited.is_disjoint(counters) {
             self.awaited.clear();
-            let waiting = again.into_iter().chain(std::mem::take(&mut self.blocked));
+            let waiting = again.into_iter().chain(mem::take(&mut self.blocked));
             let mut ready: VecDeque<_> = waiting.filter_map(|of| self.unless_blocked(of)).collect();
             // Those that are ready came later, and have none of their counters.
             ready.append(&mut self.ready);
