@@ -74,7 +74,9 @@ fn either(refusal: &mut Value, failure: &Value) {
             header["required"] = json!(false);
         }
     }
-    for (media, body) in refusal["content"].as_object_mut().into_iter().flatten() {
+    // To index it would add a `null`.
+    let content = refusal.get_mut("content").and_then(Value::as_object_mut);
+    for (media, body) in content.into_iter().flatten() {
         body["schema"]["required"] = failure["content"][media]["schema"]["required"].clone();
         let kinds = body.pointer_mut("/schema/properties/type/enum").and_then(Value::as_array_mut);
         if let Some(kinds) = kinds.filter(|kinds| kinds.len() < 2) {

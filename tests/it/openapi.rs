@@ -89,6 +89,7 @@ async fn a_refusal_is_as_described() {
     compare(one_a_day().status(StatusCode::FORBIDDEN), 2, 403).await;
     // Its status is also that of a request without a key, or of a store that failed.
     compare(one_a_day().status(StatusCode::BAD_REQUEST), 2, 400).await;
+    compare(one_a_day().status(StatusCode::BAD_REQUEST).reject(EmptyBody), 2, 400).await;
     let by_header = FixedWindowLayer::new(Quota::per_day(1).key(header("x-api-key")));
     compare(by_header.status(StatusCode::BAD_REQUEST), 1, 400).await;
     let store = TestStore::new(Mood::FailsNow).shared().on_failure(OnStoreFailure::Deny);
