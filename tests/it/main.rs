@@ -21,6 +21,7 @@ mod header_keys;
 mod headers;
 mod late_responses;
 mod layer_order;
+mod log;
 mod memory_metrics;
 mod metrics_and_logs;
 mod missing_keys;

@@ -13,7 +13,7 @@ use tower_fixed_window_redis::RedisStore;
 
 use crate::cluster_and_sentinel::{cluster, urls};
 use crate::gathered_calls::Crowd;
-use crate::outage::Log;
+use crate::log::Log;
 use crate::traffic::scripts;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -154,8 +154,7 @@ async fn a_group_that_crosses_slots_is_charged_in_order() {
         server.ask::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
     });
     // The store does not fail, so nothing stands in for it.
-    let log = Log::default();
-    let _guard = log.start();
+    let log = Log::start();
     let limits = gateway(store(&server).on_failure(OnStoreFailure::Local));
     for allowed in [true, true, false] {
         let decision = limits.check(lines("ann", 20)).await.expect("it answers");

@@ -8,7 +8,7 @@ use harness::{Fate, Proxy, Server, contains, gateway};
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota, Quotas};
 use tower_fixed_window_redis::RedisStore;
 
-use crate::outage::Log;
+use crate::log::Log;
 
 fn store(url: &str) -> RedisStore {
     let store = RedisStore::new(url).expect("an address").deadline(Duration::from_secs(20));
@@ -52,8 +52,7 @@ async fn a_field_with_an_impossible_number_is_that_keys_own_failure() {
         }
     }
     // However often: the store does not fail.
-    let log = Log::default();
-    let _guard = log.start();
+    let log = Log::start();
     for _ in 0..20 {
         let error = limiter.check("ann").await.expect_err("no count").to_string();
         assert_eq!(error, "Redis has another value for this key (WRONGTYPE)");

@@ -19,6 +19,8 @@ mod garbage;
 mod gathered_calls;
 mod idle_connections;
 mod latency;
+#[path = "../it/log.rs"]
+mod log;
 mod lost_expiries;
 mod observed_outages;
 mod outage;

@@ -10,10 +10,10 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::sleep;
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
-use tracing::subscriber::DefaultGuard;
 
 use crate::cluster_and_sentinel::{cluster_with, urls};
-use crate::outage::{Load, Log};
+use crate::log::Log;
+use crate::outage::Load;
 use crate::silent_hosts::watched;
 
 /// Requests that are in flight at a time, of one node.
@@ -28,7 +28,6 @@ struct Operator {
     handle: PrometheusHandle,
     log: Log,
     _recorder: metrics::LocalRecorderGuard<'static>,
-    _subscriber: DefaultGuard,
 }
 
 impl Operator {
@@ -39,11 +38,9 @@ impl Operator {
             .set_buckets_for_metric(Matcher::Suffix("store_seconds".into()), &buckets)
             .expect("buckets")
             .build_recorder();
-        let (handle, log) = (recorder.handle(), Log::default());
         Self {
-            handle,
-            _subscriber: log.start(),
-            log,
+            handle: recorder.handle(),
+            log: Log::start(),
             _recorder: metrics::set_default_local_recorder(Box::leak(Box::new(recorder))),
         }
     }
@@ -66,7 +63,7 @@ impl Operator {
 
     /// The lines of the log that report the beginning of a failure.
     fn failures(&self) -> Vec<String> {
-        let text = self.log.text();
+        let text = self.log.warnings();
         let fails = text.lines().filter(|line| line.contains("the store fails"));
         fails.map(str::to_owned).collect()
     }

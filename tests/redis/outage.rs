@@ -9,6 +9,8 @@ use harness::{ALONE, Proxy, Server, wait_for};
 use tower_fixed_window::{Limiter, OnStoreFailure, Quota};
 use tower_fixed_window_redis::RedisStore;
 
+use crate::log::Log;
+
 const DEADLINE: Duration = Duration::from_millis(250);
 /// The delay that a noisy machine may add.
 const NOISE: Duration = Duration::from_millis(500);
@@ -364,8 +366,7 @@ async fn a_server_on_a_unix_socket_is_used_and_named_by_its_path() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("redis.sock").display().to_string();
     let Some(mut server) = Server::with(&["--unixsocket", &path]) else { return };
-    let log = Log::default();
-    let _guard = log.start();
+    let log = Log::start();
     let limiter = limiter(RedisStore::new(format!("unix://{path}")).expect("an address"), LIMIT);
     let is_local = async || limiter.check("ann").await.expect("memory answers").is_local();
     assert!(!is_local().await);
@@ -377,34 +378,6 @@ async fn a_server_on_a_unix_socket_is_used_and_named_by_its_path() {
     while is_local().await {
         assert!(start.elapsed().as_secs() < 20);
         tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-#[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    /// Logs what this thread does, until the guard is dropped.
-    pub(crate) fn start(&self) -> tracing::subscriber::DefaultGuard {
-        let writer = self.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
-        tracing::subscriber::set_default(subscriber.finish())
-    }
-
-    pub(crate) fn text(&self) -> String {
-        String::from_utf8(self.0.lock().expect("no panic").clone()).expect("text")
-    }
-}
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("no panic").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 
