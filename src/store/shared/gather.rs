@@ -370,7 +370,7 @@ impl Backlog {
             self.awaited.clear();
             let waiting = again.into_iter().chain(mem::take(&mut self.blocked));
             let mut ready: VecDeque<_> = waiting.filter_map(|of| self.unless_blocked(of)).collect();
-            // Those that are ready came later, and have none of their counters.
+            // Those that are ready came later, but for what a full call has left.
             ready.append(&mut self.ready);
             self.ready = ready;
         }
