@@ -43,6 +43,8 @@ pub(super) struct Waiting {
     /// How many of these have to wait, by an answer.
     pub(super) have_to_wait: u64,
     answer: Option<LastAnswer>,
+    /// The one before, until there is another: it only refuses requests whose time is over.
+    former: Option<Box<LastAnswer>>,
     pause: Duration,
 }
 
@@ -215,7 +217,9 @@ impl Waiting {
         }
         self.pass_unpolled(me, visit);
         // One that is not polled keeps no answer, by which newcomers would be refused.
-        self.answer.take_if(|_| is_new && self.requests.is_empty() && self.in_flight.is_empty());
+        if is_new && self.requests.is_empty() && self.in_flight.is_empty() {
+            self.former = self.answer.take().map(Box::new).or(self.former.take());
+        }
         // A request that has just come may ask in any case.
         if look.waker.is_some() && visit.queue.closed.load(Ordering::Acquire) {
             return (Turn::Closed, now);
@@ -527,7 +531,8 @@ impl Waiting {
     }
 
     fn refusal(&self, me: u64, claim: &Claim, now: Instant) -> Turn {
-        let Some(answer) = &self.answer else { return Turn::Unanswered };
+        let answer = self.answer.as_ref().or(self.former.as_deref());
+        let Some(answer) = answer else { return Turn::Unanswered };
         Turn::Refused(Box::new(answer.refusal(&self.tokens_up_to(me, claim), now)))
     }
 }

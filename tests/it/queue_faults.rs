@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use tokio::runtime::Builder;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -541,6 +541,20 @@ async fn a_request_that_is_not_polled_keeps_no_answer() {
     others.reset(Key::global()).await.expect("memory");
     sleep(secs(5)).await;
     assert_eq!((status(service.oneshot(get("/"))).await, status(forgotten).await), (200, 429));
+}
+
+/// The newcomer's own is on its way.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_polled_too_late_is_refused_by_an_answer_that_newcomers_do_not_look_at() {
+    let limit = Quota::new(1, secs(4)).name("late").key(Key::global());
+    let (_others, layer) = used_by_others(limit, 1, 20).await;
+    let service = boxed(&layer.queue(9, secs(5)));
+    let mut late = Box::pin(status(service.clone().oneshot(get("/"))));
+    for after in [50, 5_100] {
+        assert!((&mut late).now_or_never().is_none());
+        sleep(ms(after)).await;
+    }
+    assert_eq!(join(status(service.oneshot(get("/"))), late).await, (200, 429));
 }
 
 /// A request that is never polled again keeps the line and its last answer, which has room.

@@ -85,10 +85,8 @@ async fn a_late_request_is_reported_once() {
 #[tokio::test(start_paused = true)]
 async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
     let start = Instant::now();
-    let layer = FixedWindowLayer::new(
-        Quota::per_second(400).name("far").key(Key::global()).store(far_store(|| 5)),
-    )
-    .queue(200, LONG);
+    let limit = Quota::per_second(400).name("far").key(Key::global());
+    let layer = FixedWindowLayer::new(limit.store(far_store(|| 5))).queue(200, LONG);
     let mut ready = layer.layer(ready_at(start + ms(2_500)));
     let service = layer.layer(service_fn(inner));
     // The service is not ready for them.
@@ -116,10 +114,9 @@ async fn new_requests_stop_queueing_once_the_late_ones_have_passed() {
 async fn a_store_that_fails_decides_by_its_policy_for_each_in_its_turn() {
     for (policy, status) in [(OnStoreFailure::Deny, 503), (OnStoreFailure::Allow, 200)] {
         let (notes, store) = (Served::default(), TestStore::new(Mood::Later));
-        let layer = FixedWindowLayer::new(
-            Quota::per_minute(1).key(Key::global()).store(store.clone().on_failure(policy)),
-        )
-        .queue(9, LONG * 10);
+        let limit = Quota::per_minute(1).key(Key::global());
+        let limit = limit.store(store.clone().on_failure(policy));
+        let layer = FixedWindowLayer::new(limit).queue(9, LONG * 10);
         let limiter = limiter_of(&layer);
         let service = noting(&layer, &notes);
         let Ok(_) = service.clone().oneshot(get("/0")).await;
