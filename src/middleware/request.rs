@@ -260,8 +260,6 @@ impl LimitedRequest {
                 Next::Call
             }
             Ok(decision) => self.refuse(Reason::RateLimited(decision)),
-            // By the queue, before it asked.
-            Err(_) if matches!(self.decided, Decided::Refused(_)) => Next::Refuse,
             // Without an answer there is no standing to report (S23).
             Err(error) if error.allows() || shadow => self.fail_open(parts),
             Err(error) => {

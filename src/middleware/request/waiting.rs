@@ -10,6 +10,7 @@ use super::{LimitedRequest, Next, PendingDecision, RequestLine};
 use crate::middleware::rejection::Reason;
 use crate::queue::{Claim, Place, Terms, Tokens, Turn};
 use crate::quota::Plan;
+use crate::store::Reply;
 use crate::sync::Instant;
 
 impl LimitedRequest {
@@ -59,8 +60,9 @@ impl LimitedRequest {
                     // First, and once: a change after this is one of the next look.
                     place.has_changed |= self.renew();
                     let is_eased = self.lines().any(|line| self.is_eased(line, place.has_changed));
-                    // Also if a limit is below the request's cost by now.
-                    let need_not_wait = is_eased || place.has_changed && !self.may_wait();
+                    // A limit is below the request's cost by now.
+                    let never_fits = place.has_changed && !self.may_wait();
+                    let need_not_wait = is_eased || never_fits;
                     if need_not_wait && is_ready {
                         let arrived = place.claim.arrived;
                         drop(queued);
@@ -69,31 +71,31 @@ impl LimitedRequest {
                     // One that is still limited waits for its service no longer than before.
                     let changed = place.has_changed.then(|| self.terms());
                     place.has_changed &= need_not_wait;
-                    match place.look(changed, is_ready, cx.as_deref_mut()) {
+                    let reply = match place.look(changed, is_ready, cx.as_deref_mut()) {
                         Turn::Wait if need_not_wait => break Next::AwaitService,
                         Turn::Wait => break Next::Wait,
                         Turn::Ask if !is_ready => break Next::AwaitService,
+                        Turn::Ask => self.send(),
+                        Turn::Refused(refusal) if never_fits && !is_eased => {
+                            queued = None;
+                            // For good (S8); but not called if the store fails, since its service
+                            // is not ready.
+                            let reply = self.send();
+                            Reply::later(async { reply.await.or(Ok(*refusal)) })
+                        }
+                        Turn::Refused(refusal) => {
+                            return self.refuse(Reason::RateLimited(*refusal));
+                        }
                         Turn::Unanswered => return self.refuse(Reason::StoreFailed),
                         Turn::Closed => return self.refuse(Reason::QueueClosed),
-                        turn => {
-                            if let Turn::Refused(refusal) = turn {
-                                let next = self.refuse(Reason::RateLimited(*refusal));
-                                if is_eased || !need_not_wait {
-                                    return next;
-                                }
-                                // By the quotas in force, its cost never fits (S8). It is refused,
-                                // also if the store fails: its service is not ready.
-                                queued = None;
-                            }
-                            match self.send().into_now() {
-                                Ok(answer) => answer,
-                                Err(later) => {
-                                    // A request that leaves the queue keeps nothing.
-                                    let refund = Some(self.refundable());
-                                    in_flight = Some(PendingDecision::new(later, refund));
-                                    continue;
-                                }
-                            }
+                    };
+                    match reply.into_now() {
+                        Ok(answer) => answer,
+                        Err(later) => {
+                            // A request that leaves the queue keeps nothing.
+                            let refund = Some(self.refundable());
+                            in_flight = Some(PendingDecision::new(later, refund));
+                            continue;
                         }
                     }
                 }
