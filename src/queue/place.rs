@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::waiting::{Look, SIGN_OF_LIFE, Turn, Visit, Waiting};
+use super::waiting::{Look, Turn, Visit, Waiting};
 use super::{Claim, KeyQueue, Queue, Terms};
 use crate::decision::Decision;
 use crate::observe::{self, Timed};
@@ -57,12 +57,7 @@ impl Place {
     /// While its charge is in flight.
     pub(crate) fn stay(&mut self, cx: &mut Context<'_>) {
         let Some(number) = self.number else { return };
-        let next_poll = self.of_key.visit(|waiting, visit| {
-            let next_poll = visit.now + SIGN_OF_LIFE;
-            waiting.note_polled(number, next_poll);
-            next_poll
-        });
-        self.alarm();
+        let next_poll = self.of_key.visit(|waiting, visit| waiting.note_polled(number, visit));
         self.wake_at(next_poll, cx);
     }
 
@@ -81,7 +76,7 @@ impl Place {
     }
 
     fn wake_at(&mut self, until: Instant, cx: &mut Context<'_>) {
-        let Some(alarm) = &mut self.alarm else { return };
+        let Some(alarm) = self.alarm() else { return };
         alarm.set(until);
         if alarm.poll(cx) == Poll::Ready(()) {
             cx.waker().wake_by_ref();

@@ -17,7 +17,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// How long those behind a request wait for it to be polled, before they go first.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How often a request is polled that others wait for.
-pub(super) const SIGN_OF_LIFE: Duration = Duration::from_millis(50);
+const SIGN_OF_LIFE: Duration = Duration::from_millis(50);
 /// When a head that is not due asks again, since tokens may have come back. The pause doubles with
 /// each refusal, up to a part of the window.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -206,10 +206,8 @@ impl Waiting {
     ) -> (Turn, Instant) {
         let now = visit.now;
         let is_new = number.is_none();
-        let me = *number.get_or_insert_with(|| {
-            self.arrivals += 1;
-            self.arrivals
-        });
+        self.arrivals += u64::from(is_new);
+        let me = *number.get_or_insert(self.arrivals);
         if look.has_changed
             && let Some(request) = self.requests.get_mut(&me)
         {
@@ -273,7 +271,7 @@ impl Waiting {
             first.next_poll = first.next_poll.max(now);
             return;
         }
-        let mut passed = false;
+        let before = self.requests.len();
         while let Some(first) = self.requests.first_entry()
             && *first.key() != me
             && first.get().next_poll <= by
@@ -281,14 +279,13 @@ impl Waiting {
             let request = first.remove();
             self.subtract(&request);
             visit.wakers.extend(request.waker);
-            passed = true;
         }
         while let Some((&unpolled, _)) = self.in_flight.iter().find(|(_, of)| of.next_poll <= by)
             && let Some(request) = self.in_flight.remove(&unpolled)
         {
             self.subtract(&request);
         }
-        if passed {
+        if self.requests.len() < before {
             self.wake_next(visit);
         }
     }
@@ -471,10 +468,11 @@ impl Waiting {
         }
     }
 
-    pub(super) fn note_polled(&mut self, me: u64, next_poll: Instant) {
-        if let Some(request) = self.in_flight.get_mut(&me) {
-            request.next_poll = next_poll;
-        }
+    /// Returns when the request is polled again, at the latest.
+    pub(super) fn note_polled(&mut self, me: u64, visit: &Visit<'_>) -> Instant {
+        let next_poll = visit.now + SIGN_OF_LIFE;
+        self.in_flight.entry(me).and_modify(|request| request.next_poll = next_poll);
+        next_poll
     }
 
     pub(super) fn remove(&mut self, me: u64, visit: &mut Visit<'_>) {

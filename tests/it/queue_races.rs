@@ -12,8 +12,7 @@ use crate::queue_faults::ends;
 const LONG: Duration = secs(60);
 
 fn one_a_second() -> FixedWindowLayer {
-    let store = paused_memory();
-    FixedWindowLayer::new(Quota::per_second(1).key(Key::global()).store(store))
+    FixedWindowLayer::new(Quota::per_second(1).key(Key::global()).store(paused_memory()))
 }
 
 type Task = Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>;

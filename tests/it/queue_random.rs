@@ -176,13 +176,10 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
             } else {
                 plans[0].into()
             };
-            let limit = limit
-                .name(LINES)
-                .key(header("x-key"))
-                .cost_fn(|parts| number(&parts.headers, "x-cost"));
+            let cost = |parts: &Parts| number(&parts.headers, "x-cost");
+            let limit = limit.name(LINES).key(header("x-key")).cost_fn(cost);
             let all = setup.all.map(|(limit, window)| {
-                let all = Quota::new(limit, secs(window)).name(ALL).key(Key::global());
-                all.cost_fn(|parts| number(&parts.headers, "x-cost"))
+                Quota::new(limit, secs(window)).name(ALL).key(Key::global()).cost_fn(cost)
             });
             let limits: Vec<_> = [limit].into_iter().chain(all).collect();
             let layer = match delay {
@@ -194,14 +191,10 @@ async fn run(setup: &Setup, rng: &mut Rng) -> u64 {
                 }
                 Some(delay) => in_store(limits, far_from(memory.clone(), move || delay)),
             };
-            let layer = layer.queue(setup.most, max_wait).expose_decision();
-            if setup.panics {
-                layer.refund_dropped().on_decision(|parts, _| {
-                    assert!(!parts.headers.contains_key("x-panics"), "on purpose");
-                })
-            } else {
-                layer
-            }
+            let layer = layer.queue(setup.most, max_wait).expose_decision().on_decision(|of, _| {
+                assert!(!of.headers.contains_key("x-panics"), "on purpose");
+            });
+            if setup.panics { layer.refund_dropped() } else { layer }
         })
         .collect();
     let services: Vec<_> = layers
