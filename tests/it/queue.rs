@@ -421,12 +421,14 @@ async fn returned_elsewhere(store: impl Store + Clone) {
 #[tokio::test(start_paused = true)]
 async fn a_wait_for_the_service_ends_whatever_becomes_of_the_limits() {
     let [lowered, same] = [2, 3].map(|tokens| Quota::per_minute(tokens).into());
-    let changes = [(same, 1), (lowered, 2), (Plan::UNLIMITED, 2), (Plan::UNLIMITED, 1)];
+    let lifted = Plan::UNLIMITED;
+    let changes = [(same, 1), (lowered, 2), (lifted, 2), (lifted, 1), (lowered, 3)];
     let ends = [(429, Mood::Later), (429, Mood::FailsLater), (503, Mood::Later)];
     for ((change, n), (status, mood)) in changes.iter().flat_map(|of| ends.map(|end| (*of, end))) {
         let limit = |of: &&str| Quota::per_minute(1).name(of).key(Key::global()).cost_fn(|_| 3);
         let store = TestStore::new(Mood::Later).on_failure(OnStoreFailure::Allow);
-        let limits = Limits::new(["changed", "other"][..n].iter().map(limit)).store(store.clone());
+        let limits = ["changed", "other", "lifted"][..n].iter().map(limit);
+        let limits = Limits::new(limits).store(store.clone());
         limits.into_iter().for_each(|limiter| limiter.set_quotas(same));
         let layer = FixedWindowLayer::new(&limits).queue(5, secs(70));
         let mut service = layer.layer(ReadyIf::never());
@@ -434,6 +436,7 @@ async fn a_wait_for_the_service_ends_whatever_becomes_of_the_limits() {
         answered([first]).await;
         sleep(ms(1)).await;
         limits.limiter("changed").set_quotas(change);
+        limits.into_iter().skip(2).for_each(|limiter| limiter.set_quotas(lifted));
         sleep(secs(65)).await;
         assert_eq!(used(limits.limiter("changed")).await, 3, "no more is taken");
         store.set(mood);

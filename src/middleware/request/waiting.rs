@@ -7,16 +7,21 @@ use std::task::{Context, Poll};
 use http::request::Parts;
 
 use super::{LimitedRequest, Next, PendingDecision, RequestLine};
+use crate::decision::Decision;
 use crate::middleware::rejection::Reason;
 use crate::queue::{Claim, Place, Terms, Tokens, Turn};
 use crate::quota::Plan;
-use crate::store::Reply;
+use crate::store::{Charge, Reply};
 use crate::sync::Instant;
 
 impl LimitedRequest {
     pub(super) fn may_wait(&self) -> bool {
-        self.lines().any(|line| line.cost > 0)
-            && self.lines().all(|line| self.quotas_of(line).can_grant(line.cost))
+        self.lines().any(|line| line.cost > 0) && !self.lines().any(|line| self.never_fits(line))
+    }
+
+    /// Its cost is above what a quota grants (S8).
+    fn never_fits(&self, line: &RequestLine) -> bool {
+        !self.quotas_of(line).can_grant(line.cost)
     }
 
     /// The service is ready.
@@ -59,10 +64,12 @@ impl LimitedRequest {
                 (None, Some(place)) => {
                     // First, and once: a change after this is one of the next look.
                     place.has_changed |= self.renew();
-                    let is_eased = self.lines().any(|line| self.is_eased(line, place.has_changed));
+                    let is_eased = |line: &_| self.is_eased(line, place.has_changed);
                     // A limit is below the request's cost by now.
-                    let never_fits = place.has_changed && !self.may_wait();
-                    let need_not_wait = is_eased || never_fits;
+                    let never = self
+                        .lines()
+                        .position(|of| place.has_changed && self.never_fits(of) && !is_eased(of));
+                    let need_not_wait = never.is_some() || self.lines().any(is_eased);
                     if need_not_wait && is_ready {
                         let arrived = place.claim.arrived;
                         drop(queued);
@@ -76,15 +83,9 @@ impl LimitedRequest {
                         Turn::Wait => break Next::Wait,
                         Turn::Ask if !is_ready => break Next::AwaitService,
                         Turn::Ask => self.send(),
-                        Turn::Refused(refusal) if never_fits && !is_eased => {
-                            queued = None;
-                            // For good (S8); but not called if the store fails, since its service
-                            // is not ready.
-                            let reply = self.send();
-                            Reply::later(async { reply.await.or(Ok(*refusal)) })
-                        }
                         Turn::Refused(refusal) => {
-                            return self.refuse(Reason::RateLimited(*refusal));
+                            queued = None;
+                            self.refusal(never, refusal)
                         }
                         Turn::Unanswered => return self.refuse(Reason::StoreFailed),
                         Turn::Closed => return self.refuse(Reason::QueueClosed),
@@ -113,10 +114,22 @@ impl LimitedRequest {
         next
     }
 
+    /// The queue's refusal, for good if this line never fits (S8). If the store fails, it stays as it
+    /// is: the service is not ready to be called.
+    fn refusal(&self, never: Option<usize>, refusal: Box<Decision>) -> Reply<Decision> {
+        let Some(never) = never else { return Reply::now(*refusal) };
+        let (limiter, account, cost) = self.charged_line(self.line(never));
+        let reply = limiter.store.charge(Charge::new(account, cost));
+        Reply::later(async move {
+            let answer = reply.await;
+            let line = |place, of| if place == never { answer.clone().unwrap_or(of) } else { of };
+            Ok(refusal.map_lines(line))
+        })
+    }
+
     /// The limit was lifted, or is in shadow mode by now.
     fn is_eased(&self, line: &RequestLine, has_changed: bool) -> bool {
-        let is_shadow = self.settings_of(line).limiter.live.is_shadow();
-        is_shadow || has_changed && self.is_lifted(line)
+        self.settings_of(line).limiter.live.is_shadow() || has_changed && self.is_lifted(line)
     }
 
     /// A plan's quotas, and a key's own, stay as they were when the request came (S40).
