@@ -3,7 +3,7 @@
 
 use std::iter;
 
-use super::{Decision, Details, Label, MAX_INLINE, MAX_LIMITS, Usage, Verdict};
+use super::{Decision, Details, Label, MAX_INLINE, Usage, Verdict};
 use crate::quota::{Quota, Quotas, Span};
 use crate::window::{State, Window};
 
@@ -347,45 +347,35 @@ fn is_too_late(quotas: impl Iterator<Item = ((usize, usize), Span, Span)> + Clon
 
 impl Decision {
     /// When further tokens of one limit could all have passed, at the earliest, and the quota that
-    /// lets them pass last. The decision has one line.
-    pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u64) -> (i64, usize) {
-        let at = |(i, quota): (usize, &Quota)| {
+    /// lets them pass last, or that governs. The decision has one line.
+    pub(crate) fn earliest_ms(&self, quotas: &Quotas, tokens: u128) -> (i64, usize) {
+        let tokens = tokens.min(Quota::MAX_TOKENS.into()) as u64;
+        let later = quotas.iter().enumerate().filter_map(|(i, quota)| {
             let usage = &self.usage()[i];
             // A count above the limit may end with its window (S5).
-            let window =
-                Window::of_usage(quota, usage.span(), usage.used.min(quota.limit() as i64));
-            let start = window.covering_window(tokens.min(Quota::MAX_TOKENS)).start;
+            let used = usage.used.min(quota.limit() as i64);
+            let start = Window::of_usage(quota, usage.span(), used).covering_window(tokens).start;
             // A window that runs may begin later than now, if the clock has stepped back (S4). Nobody
             // waits for a limit of 0: it was another's, or was raised since.
-            (if start < usage.end || quota.limit() == 0 { self.now } else { start }, i)
-        };
-        quotas.iter().enumerate().map(at).max().unwrap_or((self.now, 0))
+            (start >= usage.end && quota.limit() > 0).then_some((start, i))
+        });
+        later.max().unwrap_or((self.now, self.governing_index()))
     }
 
-    /// The refusal, `later` milliseconds after this decision, of a request that has to wait `after`
-    /// this decision, for a quota of the limit at this place. `tokens` are those that it waits for,
-    /// by place.
-    pub(crate) fn refusal_behind(
-        &self,
-        (after, place, quota): (i64, usize, usize),
-        later: i64,
-        tokens: &[u128; MAX_LIMITS],
-    ) -> Self {
-        self.map_lines(|at, mut of| {
-            let retry_at = of.now.saturating_add(after);
-            (of.cost, of.now) = (0, of.now.saturating_add(later));
-            // The cost was another request's.
-            let is_exceeded = |i: &usize| u128::from(of.usage()[*i].remaining()) < tokens[at];
-            of.refusing = of.refusing().filter(is_exceeded).fold(0, |bits, i| bits | 1 << i);
-            if of.refusing == 0 || of.verdict > (Verdict::Refused { retry_at }) {
-                (of.verdict, of.refusing) = (Verdict::Passed, 0);
-            }
-            if at == place {
-                of.refusing |= 1 << quota;
-                of.verdict = Verdict::Refused { retry_at: retry_at.max(of.now) };
-                of.govern_by(quota);
-            }
-            of
-        })
+    /// The refusal of a request that waits for these tokens, which this quota lets pass last, at this
+    /// time. The limit passes if it refused another request only, and is not the last. The decision
+    /// has one line.
+    pub(crate) fn behind(mut self, (at, quota): (i64, usize), tokens: u128, last: bool) -> Self {
+        let is_exceeded = |i: &usize| u128::from(self.usage()[*i].remaining()) < tokens;
+        let exceeded = self.refusing().filter(|i| at > self.now && is_exceeded(i));
+        self.refusing = exceeded.fold(0, |bits, i| bits | 1 << i);
+        (self.cost, self.verdict) = (0, Verdict::Passed);
+        self.govern_by_tightest();
+        if self.refusing > 0 || last {
+            self.refusing |= 1 << quota;
+            self.verdict = Verdict::Refused { retry_at: at.max(self.now) };
+            self.govern_by(quota);
+        }
+        self
     }
 }

@@ -118,30 +118,31 @@ impl LastAnswer {
 
     /// When these further tokens can have passed, at the earliest; `None`: never.
     fn passes_at(&self, tokens: &Tokens) -> Option<Instant> {
-        let (after, ..) = self.last_to_pass(tokens);
-        self.sent.checked_add(Duration::from_millis(after.max(0) as u64))
+        self.sent.checked_add(Duration::from_millis(self.last_to_pass(tokens).0 as u64))
     }
 
-    /// How many milliseconds after the answer that is, and the limit and the quota that let them
-    /// pass last.
-    fn last_to_pass(&self, tokens: &Tokens) -> (i64, usize, usize) {
-        let exact = self.cost == *tokens;
-        let costs = self.cost.costs().zip(tokens.costs()).zip(&*self.terms).enumerate();
-        let after = costs.filter_map(|(place, ((cost, tokens), quotas))| {
+    /// How many milliseconds after the answer that is, and the limit that lets them pass last.
+    fn last_to_pass(&self, tokens: &Tokens) -> (i64, usize) {
+        let after = |place| {
             // A limit without a decision is no reason to wait.
             let of = self.decision.at(place)?;
-            // Fewer tokens may pass before.
-            let retry_at = of.retry_at_ms().filter(|_| cost <= tokens);
-            let retry = retry_at.map(|at| (at, of.governing_index()));
-            let (at, quota) = match retry {
-                Some(retry) if exact => retry,
-                _ => of.earliest_ms(quotas, tokens).max(retry.unwrap_or_default()),
-            };
             // By the limit's own clock: limits that are charged in turns have different ones.
-            Some((at.saturating_sub(of.now_ms()), place, quota))
-        });
-        let governing = (0, self.decision.governing_line(), self.decision.governing_index());
-        after.max().filter(|(after, ..)| *after > 0).unwrap_or(governing)
+            Some((self.limit_passes_at(place, of, tokens).0.saturating_sub(of.now_ms()), place))
+        };
+        let last = (0..self.terms.len()).filter_map(after).max().filter(|(after, _)| *after > 0);
+        last.unwrap_or((0, self.decision.governing_line()))
+    }
+
+    /// When a limit lets them pass, and which quota of it last.
+    fn limit_passes_at(&self, place: usize, of: &Decision, tokens: &Tokens) -> (i64, usize) {
+        // Fewer tokens may pass before.
+        let retry_at = of.retry_at_ms().filter(|_| self.cost.0[place] <= tokens.0[place]);
+        let retry = retry_at.map(|at| (at, of.governing_index()));
+        let earliest = || of.earliest_ms(&self.terms[place], tokens.0[place]);
+        match retry {
+            Some(retry) if self.cost == *tokens => retry,
+            _ => earliest().max(retry.unwrap_or_default()),
+        }
     }
 
     /// When a request is due behind others that ask for the rest of the tokens. By an answer of
@@ -173,8 +174,12 @@ impl LastAnswer {
     }
 
     fn refusal(&self, tokens: &Tokens, now: Instant) -> Decision {
-        let later = now.saturating_duration_since(self.sent).as_millis() as i64;
-        self.decision.refusal_behind(self.last_to_pass(tokens), later, &tokens.0)
+        let (_, last) = self.last_to_pass(tokens);
+        self.decision.map_lines(|place, mut of| {
+            let passes_at = self.limit_passes_at(place, &of, tokens);
+            of.pass_time(now.saturating_duration_since(self.sent));
+            of.behind(passes_at, tokens.0[place], place == last)
+        })
     }
 }
 

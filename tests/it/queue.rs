@@ -451,21 +451,30 @@ async fn a_wait_for_the_service_ends_whatever_becomes_of_the_limits() {
     }
 }
 
-/// The first one was refused by the hour, too, and left.
+/// The first one was refused by the hour, too, and left. The other limit refuses for longer, or not.
 #[tokio::test(start_paused = true)]
 async fn a_newcomer_is_told_of_no_quota_that_the_first_ones_cost_exceeds() {
     let cost = |parts: &Parts| if parts.uri.path() == "/80" { 80 } else { 1 };
     let quotas = Quota::per_minute(85).and(Quota::per_hour(110));
-    let limit = quotas.name("tokens").key(Key::global()).cost_fn(cost).store(paused_memory());
-    let layer = FixedWindowLayer::new(limit).queue(2, secs(70));
-    let service = noting(&layer, &Served::default());
-    let tokens = Limits::from(&layer).limiter("tokens").clone();
-    let receipt = tokens.charge(Key::global(), 20).await.expect("it answers").expect("it passes");
-    let settled = async { tokens.settle(receipt, 94).await.expect("it answers") };
-    let refused = newcomer_after(&service, settled).await;
-    assert_eq!(refused.headers()["x-ratelimit-limit"], "85");
-    let body = text_of(refused).await;
-    assert!(body.contains(r#""violated-policies":["tokens:85/minute"]"#), "{body}");
+    for requests in [2, 9] {
+        let tokens = quotas.name("tokens").key(Key::global()).cost_fn(cost);
+        let requests = Quota::per_day(requests).name("requests").key(Key::global());
+        let limits = Limits::new([tokens, requests]).store(paused_memory());
+        let layer = FixedWindowLayer::new(&limits).queue(2, secs(70)).headers(Headers::OpenAi);
+        let service = noting(&layer, &Served::default());
+        let [tokens, requests] = ["tokens", "requests"].map(|name| limits.limiter(name));
+        let charge = |of: &Limiter, cost| of.charge(Key::global(), cost);
+        let receipt = charge(tokens, 20).await.expect("it answers").expect("it passes");
+        let change = async {
+            tokens.settle(receipt, 94).await.expect("it answers");
+            assert!(charge(requests, 2).await.expect("it answers").is_ok());
+        };
+        let refused = newcomer_after(&service, change).await;
+        assert_eq!(refused.headers()["x-ratelimit-limit-tokens"], "85");
+        assert_eq!(refused.headers()["x-ratelimit-reset-tokens"], "59s");
+        let body = text_of(refused).await;
+        assert!(body.contains(r#""tokens:85/minute""#) && !body.contains("hour"), "{body}");
+    }
 }
 
 /// Whoever waits costs nothing there.
