@@ -98,8 +98,9 @@ impl<'a, S: Store, B: Fn(Job<'_>) + Send + Sync> Race<'a, S, B> {
         // A charge that has read the time before the boundary is less than a window late (S4).
         self.clock.advance(Duration::from_secs(1));
         for round in 0..100 {
-            // Before any of the charges, as threads may also run one after the other.
-            let first_behind = (round / 4 % THREADS, round % 4);
+            // Threads may also run one after the other: behind so late a charge, the window gets to a
+            // count that an early one, which was held up, has read in the window before.
+            let first_behind = (THREADS - 1 - round % 2, 1 + round / 2 % 3);
             let passed = Mutex::new(HashMap::new());
             self.run(&quotas, |thread, limiter| {
                 let passed = &passed;
