@@ -34,7 +34,8 @@ async fn a_decision_is_one_call_of_however_many_limits_and_quotas() {
     let Some(server) = Server::start() else { return };
     for limits in 1..=3 {
         let names = &["life", "tokens", "cents"][..limits];
-        let quotas: Quotas = "1000/minute, 2000/hour, 3000/day".parse().expect("quotas");
+        // None of their windows ends meanwhile.
+        let quotas: Quotas = "1000/3650d, 2000/3649d, 3000/3648d".parse().expect("quotas");
         let store = RedisStore::from(connect(&server.url()).await).prefix(&limits.to_string());
         let limits = Limits::new(names.iter().map(|name| Limit::new(quotas).name(name)));
         let store = store.deadline(Duration::from_secs(20)).on_failure(OnStoreFailure::Deny);
