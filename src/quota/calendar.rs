@@ -144,16 +144,20 @@ impl Calendar {
 
     /// The number of a window that begins at an instant, even by another edition of the zone data.
     pub(crate) fn number_from(self, start: i64) -> i64 {
-        // At the end of short months, boundaries from the 30th and from the 31st are a day apart.
-        let most = if self.period == Period::Day { MOST_MOVED } else { MOST_MOVED + DAY };
-        self.beginning_at(start).unwrap_or_else(|| self.number(start.saturating_add(most)))
+        self.beginning_at(start).unwrap_or_else(|| self.number(start.saturating_add(self.apart())))
     }
 
     /// From a boundary on. A part of a window before `to` counts as one.
     pub(crate) fn windows_until(self, from: i64, to: i64) -> i64 {
         let end = self.beginning_at(to);
-        let end = end.unwrap_or_else(|| self.number(to.saturating_sub(MOST_MOVED)) + 1);
+        let end = end.unwrap_or_else(|| self.number(to.saturating_sub(self.apart())) + 1);
         end - self.number_from(from)
+    }
+
+    /// How far apart two editions may have a boundary. An instant that is a Sunday by one is a Monday
+    /// by the other; and 28 February and 1 March of one instant are four days in the next month.
+    fn apart(self) -> i64 {
+        MOST_MOVED + (self.period.max_days() as i64 / 7).min(4) * DAY
     }
 
     /// Exactly, since a window can be shorter than a boundary moves: where a zone skipped a day.

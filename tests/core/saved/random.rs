@@ -165,7 +165,8 @@ fn a_store_that_was_loaded_is_the_one_that_was_saved() {
 fn another_edition_changes_no_window_that_runs() {
     const HOUR_MS: u64 = 3_600_000;
     const DAY_MS: u64 = 24 * HOUR_MS;
-    for seed in 0..sized(60, 20_000) {
+    // The last one subscribes on 28 February by one edition, and on 1 March by the other.
+    for seed in (0..sized(60, 20_000)).chain([5_292]) {
         let mut rng = Rng::with_seed(seed);
         let folder = folder();
         let now = NOW_MS + rng.u64(..40 * DAY_MS);
