@@ -277,10 +277,7 @@ async fn a_reset_clears_counts_of_the_fallback() {
     server.fail("far", false);
     other.reset("alice").await.expect("it answers");
     server.fail("far", true);
-    assert!(
-        check().await && !check().await,
-        "counted here anew, and once for all of the store's clones"
-    );
+    assert!(check().await && !check().await, "once for all of the store's clones");
 }
 
 /// Resets a key on another node, and returns how long this node still refuses it.

@@ -49,10 +49,10 @@ const MORE: usize = 4;
 const STILL: Duration = Duration::from_millis(10);
 /// How long the shortest call is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
-/// How long a call has a place among those in flight, and its counters if it has no answer, and how
-/// long it lasts after all of its callers have left. One that hangs up must not end a connection, and
-/// a call that is never answered must keep neither others nor its counters, however patient its
-/// callers are.
+/// How long a call has a place among those in flight, and its counters if none of its writes is
+/// answered, and how long it lasts after all of its callers have left. One that hangs up must not end
+/// a connection, and a call that is not answered must keep neither others nor its counters, however
+/// patient its callers are.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A question and its caller.
@@ -259,9 +259,10 @@ impl<C: Counters> Gathering<C> {
             let mut late = Sleep::until(Instant::now() + PATIENCE);
             let called = poll_fn(|cx| {
                 let called = call.as_mut().poll(cx);
-                if late.as_mut().is_some_and(|late| late.poll(cx).is_ready()) {
+                while late.as_mut().is_some_and(|late| late.poll(cx).is_ready()) {
                     place = None;
-                    busy = busy.take().filter(|_| is_answered.load(Relaxed));
+                    busy = busy.take().filter(|_| is_answered.swap(false, Relaxed));
+                    late.iter_mut().for_each(|late| late.set(Instant::now() + PATIENCE));
                 }
                 called
             });
