@@ -363,11 +363,11 @@ impl Decision {
     }
 
     /// The refusal of a request that waits for these tokens, which this quota lets pass last, at this
-    /// time. The limit passes if it refused another request only, and is not the last. The decision
-    /// has one line.
+    /// time. The limit passes if it refused nothing, or another request only, and is not the last. The
+    /// decision has one line.
     pub(crate) fn behind(mut self, (at, quota): (i64, usize), tokens: u128, last: bool) -> Self {
-        let is_exceeded = |i: &usize| u128::from(self.usage()[*i].remaining()) < tokens;
-        let exceeded = self.refusing().filter(|i| at > self.now && is_exceeded(i));
+        let is_exceeded = |of: &Usage| of.end > self.now && u128::from(of.remaining()) < tokens;
+        let exceeded = self.refusing().filter(|i| at > self.now && is_exceeded(&self.usage()[*i]));
         self.refusing = exceeded.fold(0, |bits, i| bits | 1 << i);
         (self.cost, self.verdict) = (0, Verdict::Passed);
         self.govern_by_tightest();

@@ -477,6 +477,19 @@ async fn a_newcomer_is_told_of_no_quota_that_the_first_ones_cost_exceeds() {
     }
 }
 
+/// The queue asks again later.
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_is_told_of_no_window_that_has_ended() {
+    let quotas = [Quota::new(1, secs(40)), Quota::per_day(1)].map(Quota::from_first_request);
+    let limit = quotas[0].and(quotas[1]).key(Key::global()).store(paused_memory());
+    let service = noting(&FixedWindowLayer::new(limit).queue(1, secs(99_999)), &Served::default());
+    all_pass(&service, [get("/")]).await;
+    let _waits = send(&service, 1);
+    sleep(secs(50)).await;
+    let Ok(refused) = service.oneshot(get("/")).await;
+    assert!(text_of(refused).await.contains(r#"["1/day"]"#));
+}
+
 /// Whoever waits costs nothing there.
 #[tokio::test(start_paused = true)]
 async fn a_newcomer_does_not_wait_for_a_limit_of_0_that_was_raised() {
