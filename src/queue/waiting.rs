@@ -43,8 +43,9 @@ pub(super) struct Waiting {
     /// How many of these have to wait, by an answer.
     pub(super) have_to_wait: u64,
     answer: Option<LastAnswer>,
-    /// The one before, until there is another: it only refuses requests whose time is over.
-    former: Option<Box<LastAnswer>>,
+    /// The one before, until there is another, and the first request that does not know it: others
+    /// whose time is over are refused by it.
+    former: Option<(u64, Box<LastAnswer>)>,
     pause: Duration,
 }
 
@@ -139,10 +140,8 @@ impl LastAnswer {
         let retry_at = of.retry_at_ms().filter(|_| self.cost.0[place] <= tokens.0[place]);
         let retry = retry_at.map(|at| (at, of.governing_index()));
         let earliest = || of.earliest_ms(&self.terms[place], tokens.0[place]);
-        match retry {
-            Some(retry) if self.cost == *tokens => retry,
-            _ => earliest().max(retry.unwrap_or_default()),
-        }
+        let exact = retry.filter(|_| self.cost == *tokens);
+        exact.unwrap_or_else(|| earliest().max(retry.unwrap_or_default()))
     }
 
     /// When a request is due behind others that ask for the rest of the tokens. By an answer of
@@ -221,7 +220,7 @@ impl Waiting {
         self.pass_unpolled(me, visit);
         // One that is not polled keeps no answer, by which newcomers would be refused.
         if is_new && self.requests.is_empty() && self.in_flight.is_empty() {
-            self.former = self.answer.take().map(Box::new).or(self.former.take());
+            self.former = self.answer.take().map(|of| (me, Box::new(of))).or(self.former.take());
         }
         // A request that has just come may ask in any case.
         if look.waker.is_some() && visit.queue.closed.load(Ordering::Acquire) {
@@ -403,10 +402,9 @@ impl Waiting {
         answer: &Result<Decision, StoreError>,
         visit: &mut Visit<'_>,
     ) -> bool {
-        let decision = answer.as_ref().ok();
         // A request may never pass any more: the limits were lowered.
-        let waits = decision.is_some_and(|of| !of.is_allowed() && of.retry_at_ms().is_some());
-        if let Some(decision) = decision.cloned() {
+        let waits = answer.as_ref().is_ok_and(|of| of.retry_at_ms().is_some());
+        if let Some(decision) = answer.as_ref().ok().cloned() {
             let (terms, cost) = (Arc::clone(&claim.terms), claim.cost.clone());
             let took = visit.now.saturating_duration_since(sent);
             self.note_answer(LastAnswer { decision, terms, cost, sent, took }, visit);
@@ -534,8 +532,8 @@ impl Waiting {
     }
 
     fn refusal(&self, me: u64, claim: &Claim, now: Instant) -> Turn {
-        let answer = self.answer.as_ref().or(self.former.as_deref());
-        let Some(answer) = answer else { return Turn::Unanswered };
+        let former = || self.former.as_ref().filter(|(other, _)| me < *other).map(|(_, of)| &**of);
+        let Some(answer) = self.answer.as_ref().or_else(former) else { return Turn::Unanswered };
         Turn::Refused(Box::new(answer.refusal(&self.tokens_up_to(me, claim), now)))
     }
 }
