@@ -121,8 +121,8 @@ impl LimitedRequest {
         let (limiter, account, cost) = self.charged_line(self.line(never));
         let reply = limiter.store.charge(Charge::new(account, cost));
         Reply::later(async move {
-            let answer = reply.await;
-            let line = |place, of| if place == never { answer.clone().unwrap_or(of) } else { of };
+            let refused = reply.await.ok().filter(|of| !of.is_allowed());
+            let line = |place, of| refused.clone().filter(|_| place == never).unwrap_or(of);
             Ok(refusal.map_lines(line))
         })
     }
