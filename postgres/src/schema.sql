@@ -67,8 +67,9 @@ END $$;
 -- unnest() would be a table of its own.
 --
 -- The rows of groups are locked first. One that another node writes at this moment is skipped, and
--- its group is not written: a group waits for nobody. The others are locked in the order of all
--- nodes, and for as long as the statement takes; ON CONFLICT finds them by the primary key.
+-- its group is not written: a group waits for no row that is there. The others are locked in the
+-- order of all nodes, and for as long as the statement takes; ON CONFLICT finds them by the primary
+-- key.
 CREATE OR REPLACE FUNCTION tfw_write(
     scopes text[], keys text[], wins text[], quotas text[], groups integer[],
     olds bigint[], news bigint[], OUT written bigint[]

@@ -134,7 +134,7 @@ impl Counters for Table {
         let each = groups.iter().enumerate();
         let mut rows = Vec::from_iter(each.flat_map(|(i, of)| of.iter().map(move |row| (i, row))));
         rows.sort_by_key(|&(_, write)| order(&write.counter));
-        let (mut answer, mut tries) = (self.swap(&rows, |of| groups[of].len() > 1).await, 0..5);
+        let (mut answer, mut tries) = (self.swap(&rows, |of| groups[of].len() > 1).await, 0..2);
         // Nothing was written. A client that has locked a row holds up no other one: it is skipped.
         while answer.as_ref().is_err_and(Failure::is_locked) && tries.next().is_some() {
             answer = self.swap(&rows, |_| true).await;
