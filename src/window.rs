@@ -298,7 +298,7 @@ impl<'a> Window<'a> {
     fn lasts(&self) -> Option<i64> {
         self.until.known().map(|until| match (until, self.quota.anchor) {
             (MAX, _) => MAX,
-            (_, Anchor::Calendar(calendar)) => calendar.windows_until(self.start, until),
+            (_, Anchor::Calendar(calendar)) => calendar.windows_until(self.start, until).max(1),
             _ => ((until - self.start) as u64).div_ceil(self.quota.window) as i64,
         })
     }

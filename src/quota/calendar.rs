@@ -154,10 +154,10 @@ impl Calendar {
         end - self.number_from(from)
     }
 
-    /// How far apart two editions may have a boundary. An instant that is a Sunday by one is a Monday
-    /// by the other; and 28 February and 1 March of one instant are four days in the next month.
+    /// How far apart two editions may have a boundary. If an instant is on 28 February by one, and on
+    /// 1 March by the other, the windows from it are three days apart in longer months.
     fn apart(self) -> i64 {
-        MOST_MOVED + (self.period.max_days() as i64 / 7).min(4) * DAY
+        MOST_MOVED + (self.period.max_days() as i64 / 10).min(3) * DAY
     }
 
     /// Exactly, since a window can be shorter than a boundary moves: where a zone skipped a day.
@@ -169,7 +169,7 @@ impl Calendar {
     /// The end of a window with a state until then, if its boundaries are those of another edition,
     /// and the state lasts no longer than the window.
     pub(crate) fn only_end(self, start: i64, until: i64) -> Option<i64> {
-        let most = self.period.max_days() as i64 * DAY + 2 * MOST_MOVED;
+        let most = self.period.max_days() as i64 * DAY + MOST_MOVED + self.apart();
         let is_ours = || self.beginning_at(start).is_some() && self.beginning_at(until).is_some();
         let is_theirs = until.saturating_sub(start) <= most
             && !is_ours()
