@@ -262,7 +262,7 @@ impl<C: Counters> Gathering<C> {
                 while late.as_mut().is_some_and(|late| late.poll(cx).is_ready()) {
                     place = None;
                     busy = busy.take().filter(|_| is_answered.swap(false, Relaxed));
-                    late.iter_mut().for_each(|late| late.set(Instant::now() + PATIENCE));
+                    late = Sleep::until(Instant::now() + PATIENCE).filter(|_| busy.is_some());
                 }
                 called
             });
