@@ -49,10 +49,10 @@ const MORE: usize = 4;
 const STILL: Duration = Duration::from_millis(10);
 /// How long the shortest call is remembered, at least: the distance may change.
 const SPAN: Duration = Duration::from_secs(5);
-/// How long a call has a place among those in flight, how long it keeps its counters after each answer
-/// to a write, and how long it lasts after all of its callers have left. One that hangs up must not end
-/// a connection, and a call that is not answered must keep neither others nor its counters, however
-/// patient its callers are.
+/// How long a call has a place among those in flight, keeps its counters after each answer to a
+/// write, and lasts after all of its callers have left. One that hangs up must not end a connection,
+/// and a call that is not answered must keep neither others nor its counters, however patient its
+/// callers are.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A question and its caller.
